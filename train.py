@@ -1,0 +1,589 @@
+"""Trains the encoder: one process, many processes, CPU or GPU.
+
+    python train.py config/tiny.py --max_steps=100
+    torchrun --standalone --nproc_per_node=2 train.py config/tiny.py     # two ranks, gloo on CPUs
+    torchrun --nproc_per_node=8 train.py config/v5.py                    # one node of GPUs, NCCL
+    torchrun --nnodes=2 --nproc_per_node=8 --rdzv_backend=c10d --rdzv_endpoint=HOST:29500 train.py config/v5.py
+    torchrun ... train.py config/v5.py --resume                          # goes on where it stopped, exactly
+
+A step is `batch_tokens` tokens whatever the number of ranks; Ctrl-C and SIGTERM save and exit.
+"""
+import fcntl
+import itertools
+import json
+import math
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict, fields
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from tokenizers import Tokenizer
+from torch import nn
+from tqdm import tqdm
+
+import configurator
+import data
+import eval as evaluation
+import model as encoder
+import muon
+import objectives
+
+# files
+data_dir = 'data/mine'     # a folder made by prepare.py
+out_dir = 'out/run'        # checkpoints and log.jsonl; an earlier run there is moved aside
+resume = False             # go on from the newest checkpoint in out_dir
+# encoder (model.py)
+vocab_size = 0             # rows of the table; 0: the tokenizer's, padded to a multiple of 256
+hidden = 768
+n_layer = 28
+n_head = 12
+ffn = 2048
+window = 128
+global_every = 3
+theta_local = 10_000.0
+theta_global = 10_000.0
+qk_norm = True
+norm_eps = 1e-5
+tied = False
+decoder_bias = False
+head_transform = False
+# objective (objectives.py)
+objective = 'mlm'          # 'mlm' or 'mlm_neighbors'
+neighbor_head_kind = 'offset_emb'  # or 'projection'
+neighbor_window = 2
+neighbor_weight = 1.0
+consistency_lambda = 0.1
+neighbor_max_pairs = 0     # per micro-batch; 0: all
+projection_init = 'identity'  # or 'random', 'zero_residual'
+chunk = 1024               # rows of logits alive at once
+# data (data.py)
+sources = {}               # {source: share}; none: all in data_dir/train, each once per epoch
+mix_by = 'epochs'          # a share is 'epochs' (times its size) or a 'weight' (of all rows)
+seq_len = 1024
+batch_tokens = 262_144     # per optimizer step, over all ranks
+micro_tokens = 32_768      # per forward and rank
+mask_rate = 0.20
+mask_replace = 'mask'      # all [MASK], or '80_10_10'
+whole_words = []           # sources that mask whole words
+# optimizer (muon.py) and schedule
+optimizer = 'muon'         # 'muon', 'adamw' or 'torch_muon'
+lr = 8e-4
+weight_decay = 0.1
+adam_betas = [0.9, 0.95]
+adam_eps = 1e-8
+muon_momentum = 0.95
+muon_scale = 'match_rms'   # or 'original'
+muon_ns = 'keller'         # or 'polar_express'
+muon_dtype = 'auto'        # of the Newton-Schulz products: bfloat16 where it is fast
+clip = 1.0                 # norm of the whole gradient
+warmup_steps = 2000
+schedule = 'wsd'           # after the plateau 1 - sqrt; or 'cosine'
+decay_start = 0            # step at which the learning rate begins to fall; 0: never
+decay_end = 0              # step at which it is at its minimum; 0: the end of the last phase
+min_lr_ratio = 0.0
+ema_decay = 0.9999
+phases = [dict(name='stable', steps=1000)]  # each may set any of PHASE_SETTINGS for itself
+max_steps = 0              # stop here; rescales nothing; 0: run all phases
+# looking and saving
+log_interval = 10
+eval_interval = 1000
+eval_tokens = 65_536       # per held-out source
+save_interval = 1000
+tensorboard = False        # also write TensorBoard events to out_dir
+peak_tflops = 0.0          # the machine's dense peak, for MFU; 0: MFU is not printed
+# machine
+device = 'auto'
+dtype = 'auto'             # of the products: bfloat16 where it is fast, else float32
+compile_model = False      # torch.compile the encoder, in place
+seed = 1337
+
+PHASE_SETTINGS = ('seq_len', 'theta_local', 'theta_global', 'sources', 'mask_rate', 'micro_tokens',
+                  'neighbor_max_pairs')
+IDEAS = {  # what counts as one idea when a run is compared with its base
+    'encoder': [f.name for f in fields(encoder.Config)],
+    'objective': ['objective', 'mask_rate', 'mask_replace', 'whole_words', *objectives.NEIGHBOR_SETTINGS],
+    'data': ['data_dir', 'sources', 'mix_by'],
+    'length': ['phases', 'max_steps', 'decay_start', 'decay_end', 'batch_tokens', 'seq_len', 'warmup_steps'],
+    'optimizer': ['optimizer', 'lr', 'weight_decay', 'adam_betas', 'adam_eps', 'muon_momentum', 'muon_scale', 'muon_ns',
+                  'clip', 'schedule', 'min_lr_ratio', 'ema_decay'],
+}
+
+# ------------------------------------------------------------------------- the plan of the run
+
+
+def lr_at(step, s, total):
+    """Learning rate of a step (0, 1, …): linear warmup, plateau, then 1 - sqrt (WSD, arXiv
+    2405.18392) or half a cosine from decay_start to decay_end, and the minimum from there on."""
+    if step < s['warmup_steps']:
+        return s['lr'] * (step + 1) / s['warmup_steps']
+    if not s['decay_start'] and s['schedule'] == 'wsd':
+        return s['lr']
+    start, end = max(s['decay_start'], s['warmup_steps']), s['decay_end'] or total
+    x = min(max((step - start) / max(end - start, 1), 0.0), 1.0)
+    shape = 1 - math.sqrt(x) if s['schedule'] == 'wsd' else 0.5 * (1 + math.cos(math.pi * x))
+    return s['lr'] * (s['min_lr_ratio'] + (1 - s['min_lr_ratio']) * shape)
+
+
+class Phase:
+    """One entry of `phases`: its settings (the run's, where it names none), its steps and rows."""
+
+    def __init__(self, index, entry, s, train_sources, start, world):
+        unknown = set(entry) - {'name', 'steps', *PHASE_SETTINGS}
+        if unknown or 'name' not in entry:
+            raise ValueError(f'phases[{index}]: {", ".join(sorted(unknown)) or "no name"}: a phase is '
+                             f'dict(name=…, steps=…) and any of {", ".join(PHASE_SETTINGS)}')
+        self.name, self.start = entry['name'], start
+        self.s = s = s | {k: v for k, v in entry.items() if k in PHASE_SETTINGS}
+        shares = s['sources'] or dict.fromkeys(train_sources, 1.0)
+        tokens = {n: v * (train_sources[n].n_tokens if s['mix_by'] == 'epochs' else 1) for n, v in shares.items()}
+        self.rows, self.micro_rows = s['batch_tokens'] // s['seq_len'], s['micro_tokens'] // s['seq_len']
+        if s['batch_tokens'] % s['seq_len'] or self.micro_rows < 1 or self.rows % (self.micro_rows * world):
+            raise ValueError(
+                f'phase {self.name}: batch_tokens={s["batch_tokens"]} is not a whole number of micro-batches of '
+                f'micro_tokens={s["micro_tokens"]} (rows of seq_len={s["seq_len"]}) on {world} ranks: '
+                'change micro_tokens')
+        # without `steps`, shares counted in epochs say how long the phase is
+        self.steps = entry.get('steps') or int(sum(tokens.values())) // s['batch_tokens']
+        self.end = start + self.steps
+        self.mixture = data.Mixture(train_sources, tokens, s['seq_len'], self.steps * self.rows, s['seed'], index)
+
+    def micro_batch(self, step, i):
+        """The i-th micro-batch of a step, the same whichever rank asks for it."""
+        return data.batch(self.mixture, step, (step - self.start) * self.rows, i * self.micro_rows, self.micro_rows,
+                          self.s['seed'], mask_rate=self.s['mask_rate'], whole_words=self.s['whole_words'],
+                          replace=self.s['mask_replace'])
+
+
+def reached(s):
+    """The entries of `phases` that the run comes to before max_steps."""
+    starts = itertools.accumulate((p.get('steps', 0) for p in s['phases']), initial=0)
+    return [p for p, start in zip(s['phases'], starts) if not s['max_steps'] or start < s['max_steps']]
+
+
+def plan(s, train_sources, world):
+    """Every phase that the run reaches, in order, checked before the first step; and the steps
+    of all phases, also of those that max_steps cuts off: the length of the schedule."""
+    phases = []
+    for index, entry in enumerate(reached(s)):
+        phases.append(Phase(index, entry, s, train_sources, phases[-1].end if phases else 0, world))
+    return phases, phases[-1].end + sum(p.get('steps', 0) for p in s['phases'][len(phases):])
+
+
+def against_base(s, defaults):
+    """Lines that say in what a run differs from its base, and a warning if in several ideas."""
+    if not s.base:
+        return []
+    base = configurator.load(defaults, [s.base], paths=('data_dir', 'out_dir'))
+    moved = {k for k in s if s[k] != base[k]} - {'out_dir'}
+    ideas = [idea for idea, names in IDEAS.items() if moved & set(names)]
+    lines = [f'base {s.base}: ' + ('; '.join(f'{k} {base[k]!r} → {s[k]!r}' for k in sorted(moved)) or 'no difference')]
+    if len(ideas) > 1:
+        lines.append(f'warning: {len(ideas)} ideas moved at once ({", ".join(ideas)}): the result will not say '
+                     'which of them did it')
+    return lines
+
+
+def flop_per_token(config, seq_len, mask_rate):
+    """Forward and backward products of one token in a full row: 6 per matrix weight met, the
+    decoder by masked tokens only, and attention's 12 · hidden · keys seen per layer."""
+    matrices = config.n_layer * (4 * config.hidden ** 2 + 3 * config.hidden * config.ffn)
+    n_global = sum(config.is_global(i) for i in range(config.n_layer))
+    keys = n_global * seq_len + (config.n_layer - n_global) * min(config.window + 1, seq_len)
+    return 6 * (matrices + mask_rate * config.vocab_size * config.hidden) + 12 * config.hidden * keys
+
+# ------------------------------------------------------------------------------- many processes
+
+
+class Ranks:
+    """This process among the others; alone, every method is a no-op."""
+
+    def __init__(self, device):
+        self.rank, self.world = int(os.environ.get('RANK', 0)), int(os.environ.get('WORLD_SIZE', 1))
+        local = int(os.environ.get('LOCAL_RANK', 0))
+        cuda = torch.cuda.is_available() if device == 'auto' else device.startswith('cuda')
+        self.device = torch.device(f'cuda:{local}' if cuda and device in ('auto', 'cuda') else
+                                   'cpu' if device == 'auto' else device)
+        if self.device.type == 'cuda':
+            torch.cuda.set_device(self.device)
+        if self.world > 1:
+            dist.init_process_group('cpu:gloo,cuda:nccl' if self.device.type == 'cuda' else 'gloo')
+
+    def sum(self, tensor):
+        if self.world > 1:
+            dist.all_reduce(tensor)
+        return tensor
+
+    def sum_gradients(self, params, bucket=1 << 24):
+        """Adds up the gradients of all ranks, in buckets of about 64 MB; every rank ends with
+        the same bits. A parameter that met no token has gradient zero, so shapes agree."""
+        if self.world == 1:
+            return
+        for p in params:
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+        edges = np.cumsum([p.numel() for p in params]) // bucket
+        for _, group in itertools.groupby(zip(edges, params), key=lambda pair: pair[0]):
+            grads = [p.grad for _, p in group]
+            flat = torch.cat([g.flatten() for g in grads])
+            dist.all_reduce(flat)
+            for g, total in zip(grads, flat.split([g.numel() for g in grads])):
+                g.copy_(total.view_as(g))
+
+    def close(self):
+        if self.world > 1:
+            dist.destroy_process_group()
+
+
+def fast_bfloat16(device):
+    """Whether bf16 products are the fast ones: CUDA from Ampere on, CPUs with AMX."""
+    if device.type == 'cuda':
+        return torch.cuda.is_bf16_supported()
+    return bool(getattr(torch.cpu, '_is_amx_tile_supported', lambda: False)())
+
+
+def to_device(batch, device):
+    moved = {k: torch.from_numpy(v).to(device, non_blocking=True) if isinstance(v, np.ndarray) else v
+             for k, v in batch.items() if k != 'cu'}
+    return moved | {'cu': torch.from_numpy(batch['cu']) if device.type == 'cpu' else
+                    torch.from_numpy(batch['cu']).to(device, non_blocking=True)}
+
+# ------------------------------------------------------------------------------------- the run
+
+
+class Run:
+    """A training run: everything that a step, an evaluation or a checkpoint needs."""
+
+    def __init__(self, s, defaults=None):
+        """Sets up from Settings. Raises ValueError or OSError with one line for what a user got
+        wrong, before any output file is touched."""
+        self.s, self.step, self.history = s, 0, []
+        for name, choices in dict(schedule=('wsd', 'cosine'), mask_replace=('mask', '80_10_10'),
+                                  mix_by=('epochs', 'weight'), dtype=('auto', 'float32', 'bfloat16')).items():
+            if s[name] not in choices:
+                raise ValueError(f'{name}={s[name]!r}: choose one of {", ".join(choices)}')
+        if not 0 < s['mask_rate'] <= 1:
+            raise ValueError(f'mask_rate={s["mask_rate"]}: must be above 0 and at most 1')
+        wanted = dict.fromkeys(n for p in reached(s) for n in p.get('sources') or s['sources'])
+        self.sources = data.open_sources(s['data_dir'], 'train', wanted)
+        self.held_out = data.open_sources(s['data_dir'], 'heldout')
+        self.tokenizer = data.tokenizer_json(s['data_dir'], self.sources)
+        any_source = next(iter(self.sources.values()))
+        unknown = set(s['whole_words']) - set(self.sources)
+        if unknown:
+            raise ValueError(f'whole_words: no source {", ".join(unknown)} (there are {", ".join(self.sources)})')
+        vocab_size = s['vocab_size'] or -(-any_source.vocab_size // 256) * 256
+        if vocab_size < any_source.vocab_size:
+            raise ValueError(f'vocab_size={s["vocab_size"]}: {any_source.shards[0].path} was written with '
+                             f'{any_source.vocab_size} pieces; set vocab_size=0 to follow the tokenizer')
+        shape = {f.name: s[f.name] for f in fields(encoder.Config)}
+        self.config = encoder.Config(**shape | {'vocab_size': vocab_size})
+        torch.manual_seed(s['seed'])
+        self.objective = objectives.build(s, s['hidden'])
+        self.ranks = Ranks(s['device'])
+        self.rank, self.world, self.device = self.ranks.rank, self.ranks.world, self.ranks.device
+        self.phases, self.total = plan(s, self.sources, self.world)
+        self.stop_at = min(s['max_steps'] or self.total, self.total)
+        bf16 = s['dtype'] == 'bfloat16' or s['dtype'] == 'auto' and fast_bfloat16(self.device)
+        self.autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=bf16)
+
+        self.model = encoder.MaskedLM(self.config)
+        self.root = nn.ModuleDict({'model': self.model, 'objective': self.objective}).to(self.device)
+        self.params = dict(self.root.named_parameters())
+        self.ema = {n: p.detach().clone() for n, p in self.params.items()}
+        self.optimizer = muon.build(
+            self.root, self.model.encoder.blocks, optimizer=s['optimizer'], lr=s['lr'],
+            weight_decay=s['weight_decay'], betas=tuple(s['adam_betas']), eps=s['adam_eps'],
+            momentum=s['muon_momentum'], ns=s['muon_ns'], ns_dtype=s['muon_dtype'], scale=s['muon_scale'])
+        self.out = pathlib.Path(s['out_dir'])
+        self.began = {}  # held-out perplexity at the beginning of the phase
+        if s['resume']:
+            self.load(newest_checkpoint(self.out))
+        if s['compile_model']:
+            self.model.encoder.compile()  # in place: no prefix in any key
+        self.lines = [self.optimizer.describe(), *against_base(s, defaults or {})]
+
+    # -- one step
+
+    def train_step(self):
+        """One optimizer step → {term: loss, …, 'stop': ranks that were told to stop}."""
+        phase = self.phase()
+        self.config.theta_local, self.config.theta_global = phase.s['theta_local'], phase.s['theta_global']
+        self.objective.max_pairs = phase.s['neighbor_max_pairs']
+        per_rank = phase.rows // phase.micro_rows // self.world
+        batches = [phase.micro_batch(self.step, self.rank * per_rank + i) for i in range(per_rank)]
+        counted = [self.objective.prepare(b) for b in batches]  # before the first backward
+        rows = np.sum([np.bincount(b['row_source'], minlength=len(phase.mixture.sources)) for b in batches], 0)
+        counts = {k: sum(c[k] for c in counted) for k in counted[0]}
+        shared = self.ranks.sum(torch.tensor([*counts.values(), *rows, float(told_to_stop())], dtype=torch.float64))
+        counts = dict(zip(counts, shared.tolist()))
+        sums = {}
+        for batch in batches:
+            with self.autocast:
+                loss, stats = self.objective(self.model, to_device(batch, self.device), counts)
+            loss.backward()
+            sums = {k: sums.get(k, 0) + v for k, v in stats.items()}
+        params = self.optimizer.params
+        self.ranks.sum_gradients(params)
+        norm = nn.utils.clip_grad_norm_(params, self.s['clip'] or math.inf)  # once, before the step
+        self.optimizer.step(lr_at(self.step, self.s, self.total))
+        self.optimizer.zero_grad()
+        decay = min(self.s['ema_decay'], (1 + self.step) / (10 + self.step))
+        torch._foreach_lerp_(list(self.ema.values()), [p.detach() for p in self.params.values()], 1 - decay)
+        self.step += 1
+        return dict(sums=sums, counts=counts, norm=norm, stop=shared[-1].item() > 0,
+                    rows=dict(zip((x.name for x in phase.mixture.sources), shared[len(counts):-1].tolist())))
+
+    def phase(self, step=None):
+        """The phase that a step belongs to; the last one after its end."""
+        step = self.step if step is None else step
+        return next((p for p in self.phases if step < p.end), self.phases[-1])
+
+    # -- looking
+
+    def losses(self, out):
+        """The losses of a step over all ranks, in nats, and what they add up to."""
+        terms = list(out['sums'])
+        totals = self.ranks.sum(torch.stack([out['sums'][k].double() for k in terms])).tolist()
+        mean = {k: v / max(out['counts'][k.removeprefix('kl')], 1) for k, v in zip(terms, totals)}
+        loss = mean['mlm']
+        if len(mean) > 1:
+            J = (len(mean) - 1) // 2
+            loss += sum(self.s['consistency_lambda' if k.startswith('kl') else 'neighbor_weight'] * v / J
+                        for k, v in mean.items() if k != 'mlm')
+        return dict(loss=loss, **mean)
+
+    def evaluate(self):
+        """Held-out figures of every source under the EMA weights, the work shared by all ranks."""
+        chars = evaluation.characters(Tokenizer.from_str(self.tokenizer))
+        length = min(self.s['seq_len'], 1024)
+        predict = evaluation.predictor(self.model)
+        self.swap_ema()
+        try:
+            sums = {name: evaluation.perplexity(predict, source.pieces(length, self.s['eval_tokens']), chars,
+                                                share=(self.rank, self.world))
+                    for name, source in self.held_out.items()}
+        finally:
+            self.swap_ema()
+        total = self.ranks.sum(torch.tensor(np.stack(list(sums.values()))))
+        return {name: evaluation.figures(row.numpy()) for name, row in zip(sums, total)}
+
+    def swap_ema(self):
+        """Exchanges raw and EMA weights, without a copy."""
+        for name, p in self.params.items():
+            p.data, self.ema[name] = self.ema[name], p.data
+
+    # -- saving
+
+    def checkpoint(self):
+        raw = {n: p.detach() for n, p in self.params.items()}
+        shards = [x for source in self.sources.values() for x in source.shards]
+        return dict(step=self.step, phase=self.phase(self.step - 1).name, model_config=asdict(self.config),
+                    raw=raw, ema=self.ema, optimizer=self.optimizer.state_dict(), settings=dict(self.s),
+                    history=self.history, began=self.began, tokenizer=self.tokenizer,
+                    tokenizer_hash=shards[0].tokenizer_hash, shards={x.path.name: x.info['sha256'] for x in shards})
+
+    def save(self, name='step'):
+        """Rank 0 writes out_dir/NAME_STEP.pt; of the 'step' ones the last two are kept."""
+        if self.rank == 0:
+            encoder.save(self.out / f'{name}_{self.step:08d}.pt', self.checkpoint())
+            for old in sorted(self.out.glob('step_*.pt'))[:-2]:
+                old.unlink()
+
+    def load(self, path):
+        """Goes on from a checkpoint: weights, EMA, optimizer; hyperparameters are this launch's."""
+        saved = encoder.read(path)
+        mine = asdict(self.config) | {k: saved['model_config'][k] for k in ('theta_local', 'theta_global')}
+        differ = [f'{k}={mine[k]} (saved: {v})' for k, v in saved['model_config'].items() if mine.get(k) != v]
+        differ += [f'{k}={self.s[k]} (saved: {saved["settings"][k]})' for k in ('optimizer', 'objective')
+                   if self.s[k] != saved['settings'][k]]
+        if self.ema.keys() != saved['raw'].keys():
+            differ += [f'neighbor_head_kind or neighbor_window: {self.s["neighbor_head_kind"]}']
+        if saved['tokenizer'] != self.tokenizer:
+            differ += [f'the tokenizer in {self.s["data_dir"]}']
+        if differ:
+            raise ValueError(f'{path}: cannot be resumed with {", ".join(differ)}: restore that, or start a new run '
+                             'with --out_dir')
+        for name, p in self.params.items():
+            p.data.copy_(saved['raw'][name])
+            self.ema[name].copy_(saved['ema'][name])
+        self.optimizer.load_state_dict(saved['optimizer'])
+        self.step, self.history, self.began = saved['step'], saved['history'], saved['began']
+        shards = {x.path.name: x.info['sha256'] for source in self.sources.values() for x in source.shards}
+        changed = {k: (v, self.s[k]) for k, v in saved['settings'].items() if self.s.get(k) != v and k != 'resume'}
+        self.resumed = [f'resumed {path} at step {self.step}'] + [f'  {k}: {a!r} → {b!r}' for k, (a, b) in changed.items()]
+        if shards != saved['shards']:
+            self.resumed.append('warning: the training shards are not those of the checkpoint; the rows will differ')
+
+    resumed = ()
+
+
+def newest_checkpoint(out):
+    """The newest whole checkpoint in a run's folder; a damaged one is passed over aloud."""
+    files = sorted(out.glob('*.pt'), key=lambda p: p.stem.rsplit('_', 1)[-1], reverse=True)
+    for path in files:
+        try:
+            encoder.read(path)
+            return path
+        except ValueError as error:
+            print(f'warning: {error}', file=sys.stderr, flush=True)
+    raise FileNotFoundError(f'{out}: --resume found no whole checkpoint here; leave --resume out to start')
+
+
+def told_to_stop(signum=None, frame=None):
+    """Signal handler and its memory: a signal is acted on at the end of the step, by all ranks."""
+    if signum is not None:
+        told_to_stop.signal = signum
+    return told_to_stop.signal is not None
+
+
+told_to_stop.signal = None
+
+
+def claim(out, fresh):
+    """Rank 0 takes the folder: one run at a time; a fresh run moves an earlier one aside."""
+    if fresh and any(out.glob('*.pt')):
+        lock = open(out / 'lock', 'w')
+        locked(lock, out)
+        n = next(i for i in itertools.count(1) if not out.with_name(f'{out.name}.{i}').exists())
+        out.rename(out.with_name(f'{out.name}.{n}'))
+        print(f'{out} held an earlier run: moved to {out}.{n} (--resume goes on with one instead)')
+        lock.close()
+    out.mkdir(parents=True, exist_ok=True)
+    return locked(open(out / 'lock', 'w'), out)
+
+
+def locked(file, out):
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        raise ValueError(f'{out}: another run is writing here; choose another --out_dir') from None
+    return file
+
+
+def open_log(path, step):
+    """log.jsonl, cut after `step`: what was written after the checkpoint did not happen."""
+    kept = []
+    if path.exists():
+        for line in path.read_text('utf-8').splitlines():
+            try:
+                if json.loads(line)['step'] <= step:
+                    kept.append(line + '\n')
+            except ValueError:  # the line that a kill cut short
+                break
+    temporary = path.with_suffix('.tmp')
+    temporary.write_text(''.join(kept) if step else '', 'utf-8')
+    os.replace(temporary, path)
+    return path.open('a', encoding='utf-8')
+
+
+def revision():
+    git = subprocess.run(['git', 'rev-parse', '--short', 'HEAD'], cwd=configurator.REPO, capture_output=True, text=True)
+    return git.stdout.strip() or 'unknown'
+
+
+def train(run):
+    """Runs to the end, or to a signal; → the last evaluation."""
+    s, first = run.s, run.rank == 0
+    log = board = None
+    if first:
+        log = open_log(run.out / 'log.jsonl', run.step)
+        if s['tensorboard']:
+            from torch.utils.tensorboard import SummaryWriter
+            board = SummaryWriter(run.out)
+    run.history.append(dict(step=run.step, settings={k: s[k] for k in sorted(s.given) if k in s}, git=revision(),
+                            torch=torch.__version__, world=run.world))
+    bar = tqdm(total=run.stop_at, initial=run.step, disable=not first or not sys.stderr.isatty(), smoothing=0.1)
+
+    def say(line):
+        if first:
+            bar.write(line) if not bar.disable else print(line, flush=True)
+
+    def record(**values):
+        if first:
+            log.write(json.dumps(dict(step=run.step, **values), ensure_ascii=False) + '\n')
+            log.flush()
+            for k, v in values.items() if board else ():
+                if isinstance(v, (int, float)):
+                    board.add_scalar(k, v, run.step)
+
+    def look(phase_edge=False):
+        """Evaluate, print, and say what the phase has done to each source."""
+        found = run.evaluate()
+        record(phase=run.phase(max(run.step - 1, 0)).name, heldout=found)
+        say(f'step {run.step}: held-out perplexity ' +
+            ', '.join(f'{n} {f["perplexity"]:.2f}' if f['n'] else f'{n} -' for n, f in found.items()))
+        for n, f in found.items() if phase_edge and run.began else ():
+            change = f.get('perplexity', math.nan) / run.began.get(n, math.nan) - 1
+            say(f'  since the phase began: {n} {change:+.1%}' + (' (a rise of over 10%)' if change > 0.1 else ''))
+        if phase_edge or not run.began:
+            run.began = {n: f['perplexity'] for n, f in found.items() if f['n']}
+        return found
+
+    for line in (*run.resumed, *run.lines):
+        say(line)
+    for p in run.phases:
+        say(f'phase {p.name}: steps {p.start} to {p.end}, rows of {p.s["seq_len"]}, theta {p.s["theta_local"]:g} / '
+            f'{p.s["theta_global"]:g}, epochs ' + ', '.join(f'{n} {e:.2f}' for n, e in p.mixture.epochs().items()))
+    found = look() if run.step == 0 else {}
+    clock, done, tokens = time.time(), run.step, {}
+    while run.step < run.stop_at:
+        phase, lr_now = run.phase(), lr_at(run.step, s, run.total)
+        out = run.train_step()
+        tokens = {n: tokens.get(n, 0) + int(r) * phase.s['seq_len'] for n, r in out['rows'].items()}
+        bar.update(1)
+        last = run.step == run.stop_at
+        if run.step % s['log_interval'] == 0 or last or out['stop']:
+            losses = run.losses(out)
+            now = time.time()
+            speed = (run.step - done) * s['batch_tokens'] / (now - clock)
+            flops = speed * flop_per_token(run.config, phase.s['seq_len'], phase.s['mask_rate']) / run.world
+            mfu = dict(mfu=flops / s['peak_tflops'] / 1e12) if s['peak_tflops'] else {}
+            record(phase=phase.name, lr=lr_now, theta=phase.s['theta_global'], grad_norm=float(out['norm']),
+                   tokens=tokens, tokens_per_s=speed, **losses, **mfu)
+            say(f'step {run.step}/{run.stop_at} {phase.name}: loss {losses["loss"]:.4f} (mlm {losses["mlm"]:.4f}) '
+                f'lr {lr_now:.2e} norm {float(out["norm"]):.2f} {speed:,.0f} tokens/s' +
+                (f' MFU {mfu["mfu"]:.1%}' if mfu else ''))
+            clock, done = now, run.step
+            if not math.isfinite(losses['loss']):
+                raise FloatingPointError(f'the loss is {losses["loss"]} at step {run.step}: nothing was saved since the '
+                                         f'last checkpoint in {run.out}; resume from there with a lower lr')
+        edge = run.step == phase.end
+        if edge or last or run.step % s['eval_interval'] == 0:
+            found = look(edge)
+            clock = time.time()
+        if edge:
+            run.save(f'phase_{phase.name}')
+        if run.step % s['save_interval'] == 0 or last or out['stop']:
+            run.save()
+            clock = time.time()
+        if out['stop']:
+            say(f'stopped at step {run.step} by a signal; saved. Add --resume to go on')
+            break
+    bar.close()
+    if first:
+        log.close()
+    return found
+
+
+def main(argv):
+    s = configurator.load(globals(), argv, paths=('data_dir', 'out_dir'))
+    with configurator.user_errors():
+        run = Run(s, globals())
+        if run.step >= run.stop_at:
+            raise ValueError(f'{run.out}: is at step {run.step} of {run.stop_at} already; raise --max_steps or phases')
+        lock = claim(run.out, not s['resume']) if run.rank == 0 else None
+    for sig in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(sig, told_to_stop)
+    train(run)
+    run.ranks.close()
+    if lock:
+        lock.close()
+
+
+if __name__ == '__main__':
+    main(sys.argv[1:])
