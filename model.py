@@ -62,7 +62,7 @@ def rope_tables(position, theta, size):
 
 
 def rotate(x, cos, sin):
-    """Half-split RoPE: (x1, x2) → (x1 cos - x2 sin, x1 sin + x2 cos). x: (T, H, e) fp32."""
+    """Half-split RoPE: (x1, x2) → (x1 cos - x2 sin, x1 sin + x2 cos). x: (T, H, e), in fp32 by the tables."""
     x1, x2 = x.chunk(2, -1)
     return torch.cat([x1 * cos - x2 * sin, x1 * sin + x2 * cos], -1)  # (T, H, e)
 
@@ -125,14 +125,14 @@ class Layout:
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) · gain over the last axis, in fp32 (arXiv 1910.07467)."""
+    """x / rms(x) · gain over the last axis, in the gain's precision, fp32 (arXiv 1910.07467)."""
 
     def __init__(self, size, eps):
         super().__init__()
         self.weight, self.eps = nn.Parameter(torch.ones(size)), eps
 
     def forward(self, x):
-        return F.rms_norm(x.float(), self.weight.shape, self.weight, self.eps)
+        return F.rms_norm(x.to(self.weight.dtype), self.weight.shape, self.weight, self.eps)
 
 
 class Attention(nn.Module):
@@ -149,8 +149,7 @@ class Attention(nn.Module):
     def forward(self, x, layout):                                           # (T, d)
         q, k, v = self.qkv(x).view(len(x), 3, self.n_head, -1).unbind(1)     # (T, H, e) each
         cos, sin = layout.rope[self.is_global]
-        q = rotate(self.q_norm(q).float(), cos, sin).to(v.dtype)
-        k = rotate(self.k_norm(k).float(), cos, sin).to(v.dtype)
+        q, k = (rotate(t, cos, sin).to(v.dtype) for t in (self.q_norm(q), self.k_norm(k)))
         return self.out(layout.attend(q, k, v, self.is_global).flatten(1))   # (T, d)
 
 

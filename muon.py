@@ -38,7 +38,7 @@ MOMENTUM_START = 0.85
 def orthogonalize(G, coefficients=COEFFICIENTS['keller'], dtype=torch.bfloat16):
     """(B, m, n), any float type -> (B, m, n) in `dtype`: singular values near 1, same vectors.
 
-    The products run in `dtype`. One matrix is a batch of one: the result does not depend on B.
+    The products run in `dtype`. One matrix is a batch of one: on a CPU B changes no bit.
     """
     tall = G.size(-2) > G.size(-1)
     X = (G.mT if tall else G).float().contiguous()             # (B, short, long): the Gram is small
@@ -201,9 +201,10 @@ class Optimizers:
         self.steps = saved['steps']
 
     def describe(self):
-        return '; '.join(
-            f'{type(opt).__name__}: {len(g["params"])} tensors, {sum(p.numel() for p in g["params"]):,} parameters, '
-            f'decay {g["weight_decay"]:g}' for opt in self.optimizers for g in opt.param_groups) + self.note
+        groups = [(type(opt).__name__, g['params'], g['weight_decay'])
+                  for opt in self.optimizers for g in opt.param_groups if g['params']]
+        return '; '.join(f'{kind}: {len(ps)} tensors, {sum(p.numel() for p in ps):,} parameters, decay {decay:g}'
+                         for kind, ps, decay in groups) + self.note
 
 
 def build(root, blocks, *, optimizer='muon', lr, weight_decay, betas=(0.9, 0.95), eps=1e-8, momentum=0.95,

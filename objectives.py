@@ -26,9 +26,14 @@ def in_chunks(function, chunk, *rows):
     return [torch.cat(r) for r in zip(*results)]
 
 
+def log_probabilities(logits):
+    """log softmax in fp32 (fp64 where the model is)."""
+    return F.log_softmax(logits, -1, dtype=torch.promote_types(logits.dtype, torch.float32))
+
+
 def nll(logits, target):
-    """Cross-entropy in fp32: logits (m, V), target (m,) → (m,) nats."""
-    return F.cross_entropy(logits.float(), target, reduction='none')
+    """Cross-entropy: logits (m, V), target (m,) → (m,) nats."""
+    return F.nll_loss(log_probabilities(logits), target, reduction='none')
 
 
 class MLM(nn.Module):
@@ -146,12 +151,12 @@ class MLMNeighbors(MLM):
 
     def pair_losses(self, model, source, goal, target):
         """source, goal (p, d), target (p,) → nll (p,), KL(p_mlm at the goal ‖ p_head) (p,)."""
-        head = F.log_softmax(model.decode(source).float(), -1)                            # (p, V)
+        head = log_probabilities(model.decode(source))                            # (p, V)
         ce = F.nll_loss(head, target, reduction='none')
         if not self.consistency:
             return ce, torch.zeros_like(ce)
         with torch.no_grad():
-            teacher = F.log_softmax(model.decode(goal).float(), -1)                       # (p, V)
+            teacher = log_probabilities(model.decode(goal))                       # (p, V)
         return ce, F.kl_div(head, teacher, reduction='none', log_target=True).sum(-1)
 
 

