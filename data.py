@@ -228,6 +228,7 @@ class Mixture:
         self.upto[-1] = 1.0
         self.window = int(np.ceil(32 / (weights / weights.sum()).min()))
         self.seed, self.phase = seed, phase
+        self.window_rows = functools.lru_cache(4)(self.window_rows)
 
     def dealt(self, slots):
         """Rows of each source among the first `slots`: (sources,) int."""
@@ -237,14 +238,20 @@ class Mixture:
         """{name: how often the phase passes over it}."""
         return {s.name: float(n * self.seq_len / s.n_tokens) for s, n in zip(self.sources, self.dealt(self.total))}
 
+    def window_rows(self, window):
+        """Slots of a window → index of the source (n,), and which of its rows that is (n,)."""
+        before, after = self.dealt(window * self.window), self.dealt((window + 1) * self.window)
+        source = np.repeat(np.arange(len(before)), after - before)
+        np.random.default_rng(keys(self.seed, self.phase, window, 0)).shuffle(source)
+        nth = np.empty_like(source)
+        for s, (a, b) in enumerate(zip(before, after)):
+            nth[source == s] = np.arange(a, b)
+        return source, nth
+
     def row(self, slot):
         """slot → (index of the source, position of the row's first token in it)."""
-        window, i = divmod(slot, self.window)
-        before, after = self.dealt(window * self.window), self.dealt((window + 1) * self.window)
-        i = shuffled(i, int((after - before).sum()), keys(self.seed, self.phase, window, 0))
-        edges = np.cumsum(after - before)
-        s = int(np.searchsorted(edges, i, 'right'))
-        k = int(before[s] + i - (edges[s - 1] if s else 0))  # this source's k-th row of the phase
+        source, nth = self.window_rows(slot // self.window)
+        s, k = int(source[slot % self.window]), int(nth[slot % self.window])
         n_rows = self.sources[s].n_tokens // self.seq_len
         epoch, k = divmod(k, n_rows)
         name = int.from_bytes(hashlib.sha256(self.sources[s].name.encode()).digest()[:4], 'little')

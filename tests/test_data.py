@@ -1,0 +1,289 @@
+"""Shards, mixtures, rows and masks."""
+import hashlib
+import struct
+
+import numpy as np
+import pytest
+
+import data
+
+HASH = hashlib.sha256(b'{}').hexdigest()
+
+
+def write(folder, source, docs, vocab_size=1000, split='train', number=0, starts=None):
+    """docs: lists of ids, written as they are; every token its own word unless told."""
+    writer = data.ShardWriter(folder / split / f'{source}_{number:05d}.bin', vocab_size, HASH, source, split)
+    for i, d in enumerate(docs):
+        writer.add(np.array(d), np.ones(len(d), bool) if starts is None else starts[i])
+    writer.close()
+    return writer.path
+
+
+def documents(n, seed=0, longest=30, vocab_size=1000):
+    """[CLS] … [SEP] with numbered pieces, of lengths 3 … longest."""
+    rng = np.random.default_rng(seed)
+    return [[data.CLS, *rng.integers(5, vocab_size, rng.integers(1, longest - 1)), data.SEP] for _ in range(n)]
+
+
+def test_round_trip(tmp_path):
+    docs = documents(50)
+    starts = [np.random.default_rng(i).random(len(d)) < 0.5 for i, d in enumerate(docs)]
+    shard = data.Shard(write(tmp_path, 'a', docs, starts=starts))
+    text, bits = np.concatenate(docs), np.concatenate(starts)
+    assert np.array_equal(shard.ids, text) and shard.ids.dtype == np.uint16
+    assert np.array_equal(shard.offsets, np.cumsum([0] + [len(d) for d in docs]))
+    for a, b in ((0, len(text)), (3, 4), (7, 8), (8, 16), (5, 100), (len(text) - 1, len(text))):
+        assert np.array_equal(shard.starts(a, b), bits[a:b])
+    assert shard.info['tokens'] == len(text) and shard.info['documents'] == 50
+    body = shard.path.read_bytes()[data.BODY:]
+    assert shard.info['sha256'] == hashlib.sha256(body).hexdigest()
+
+
+@pytest.mark.parametrize('vocab_size, kind', [(65_536, np.uint16), (65_537, np.uint32), (70_000, np.uint32)])
+def test_ids_beyond_uint16(tmp_path, vocab_size, kind):
+    """transformers#2825: the type follows the vocabulary; an id outside is refused, never wrapped."""
+    ids = [0, 65_535] + ([65_536, vocab_size - 1] if vocab_size > 65_536 else [])
+    shard = data.Shard(write(tmp_path, 'a', [ids], vocab_size))
+    assert shard.ids.dtype == kind and shard.ids.tolist() == ids
+    with pytest.raises(ValueError, match='outside the vocabulary'):
+        write(tmp_path, 'b', [[vocab_size]], vocab_size)
+
+
+def test_damaged_shards_are_refused(tmp_path):
+    path = write(tmp_path, 'a', documents(20))
+    good = path.read_bytes()
+    n = data.Shard(path).n_tokens
+    header = list(data.HEADER.unpack(good[:data.HEADER.size]))
+
+    def changed(i, value):
+        return data.HEADER.pack(*[value if k == i else v for k, v in enumerate(header)]) + good[data.HEADER.size:]
+    for broken, told in ((b'', 'no magic'), (b'x' * 500, 'no magic'), (good[:-1], 'bytes where its header'),
+                         (good + b'\0', 'bytes where its header'), (changed(1, 2), 'version 2'),
+                         (changed(2, 4), 'bytes where its header'), (changed(2, 3), 'with 3 bytes'),
+                         (changed(4, n - 1), 'bytes where its header|offsets end')):
+        path.write_bytes(broken)
+        with pytest.raises(ValueError, match=told):
+            data.Shard(path)
+    at = data.BODY + 2 * n + -2 * n % 8  # the offsets
+    path.write_bytes(good[:at + 8 * 20] + struct.pack('<q', n + 5) + good[at + 8 * 21:])
+    with pytest.raises(ValueError, match='offsets end'):
+        data.Shard(path)
+    path.write_bytes(good[:data.BODY + 8] + b'\xff\xff' + good[data.BODY + 10:])  # one bad id
+    with pytest.raises(ValueError, match='token 0 … .* damaged'):
+        data.open_sources(tmp_path, 'train')['a'].read(0, 30)
+    path.write_bytes(good)
+    path.with_suffix('.json').unlink()
+    with pytest.raises(ValueError, match='sidecar'):
+        data.Shard(path)
+
+
+def test_missing_empty_and_foreign_shards(tmp_path):
+    with pytest.raises(FileNotFoundError, match='wikipedia, shamela are missing; make them with: python prepare.py'):
+        data.open_sources(tmp_path, 'train', ['wikipedia', 'shamela'])
+    write(tmp_path, 'a', documents(3))
+    with pytest.raises(FileNotFoundError, match=r'shards of wikipedia are missing \(there are a\)'):
+        data.open_sources(tmp_path, 'train', ['a', 'wikipedia'])
+    write(tmp_path, 'b', documents(3), vocab_size=2000)
+    with pytest.raises(ValueError, match='another tokenizer'):
+        data.open_sources(tmp_path, 'train')
+    write(tmp_path, 'b', [])
+    with pytest.raises(ValueError, match='an empty shard'):
+        data.open_sources(tmp_path, 'train')
+
+
+def test_a_half_written_shard_has_no_name(tmp_path):
+    writer = data.ShardWriter(tmp_path / 'train' / 'a_00000.bin', 100, HASH, 'a', 'train')
+    writer.add([2, 7, 3], [True] * 3)
+    assert not list(tmp_path.glob('*/*.bin'))
+
+
+def test_source_is_one_sequence_over_shards_that_wraps(tmp_path):
+    docs = [documents(9, seed) for seed in range(3)]
+    for i, d in enumerate(docs):
+        write(tmp_path, 'a', d, number=i)
+    source = data.open_sources(tmp_path, 'train')['a']
+    text = np.concatenate(sum(docs, []))
+    begins = set(np.cumsum([0] + [len(d) for d in sum(docs, [])])[:-1].tolist())
+    N = len(text)
+    assert source.n_tokens == N and source.n_docs == 27
+    for at, n in ((0, N), (0, 5), (N - 3, 10), (100, 64), (N - 1, N + 7), (N + 4, 2 * N + 1), (17, 1)):
+        ids, starts, bounds = source.read(at, n)
+        where = np.arange(at, at + n) % N
+        assert np.array_equal(ids, text[where]) and len(starts) == n
+        assert bounds.tolist() == [i for i in range(1, n) if where[i] in begins]
+
+
+def test_shuffled_is_a_permutation():
+    for n in (1, 2, 3, 16, 17, 1000, 4097):
+        orders = [[data.shuffled(i, n, data.keys(seed)) for i in range(n)] for seed in (0, 1)]
+        assert all(sorted(o) == list(range(n)) for o in orders)
+        assert n < 16 or orders[0] != orders[1] != list(range(n))
+    order = np.array([data.shuffled(i, 4097, data.keys(5)) for i in range(4097)])
+    assert abs(np.corrcoef(order, np.arange(4097))[0, 1]) < 0.05
+    assert data.shuffled(10 ** 12 - 1, 10 ** 12, data.keys(1)) < 10 ** 12
+
+
+def sources_of(tmp_path, **sizes):
+    """Sources of exactly that many tokens, each token its own number."""
+    for name, n in sizes.items():
+        ids = np.arange(n) + 5
+        write(tmp_path, name, [ids[a:a + 17] for a in range(0, n, 17)], vocab_size=n + 5 if n > 900 else 1000)
+    return {n: data.Source(n, [data.Shard(tmp_path / 'train' / f'{n}_00000.bin')]) for n in sizes}
+
+
+def test_epochs_of_rows(tmp_path):
+    """nanochat#360, trl#4554: every epoch gives every row of its grid once, at a new offset in a
+    new order; in three epochs nothing is seen more than three times nor left out."""
+    L, N = 16, 16 * 20 + 5
+    mixture = data.Mixture(sources_of(tmp_path, a=N), {'a': 1.0}, L, 60, seed=3, phase=0)
+    rows = [mixture.row(g)[1] for g in range(60)]
+    epochs = [rows[0:20], rows[20:40], rows[40:60]]
+    seen = np.zeros((3, N), int)
+    for e, starts in enumerate(epochs):
+        for at in starts:
+            seen[e][np.arange(at, at + L) % N] += 1
+    assert seen.max() == 1 and (seen.sum(1) == 20 * L).all()  # 5 tokens left out by each
+    assert (seen.sum(0) >= 1).all()
+    assert len({tuple(np.argsort(e)) for e in epochs}) == 3  # other orders
+    assert len({min(e) % L for e in epochs}) > 1              # other grids
+    assert mixture.epochs() == {'a': pytest.approx(60 * L / N)}
+
+
+def test_mixture_keeps_its_shares(tmp_path):
+    """Over the whole phase exactly, over a few steps nearly; no source is starved."""
+    sources = sources_of(tmp_path, a=700, b=700, c=700)
+    mixture = data.Mixture(sources, {'a': 6.0, 'b': 3.0, 'c': 1.0}, 32, 3000, seed=3, phase=0)
+    picked = np.array([mixture.row(g)[0] for g in range(3000)])
+    assert np.bincount(picked).tolist() == [1800, 900, 300]
+    for a in range(0, 2000, 500):
+        assert np.abs(np.bincount(picked[a:a + 640]) - [384, 192, 64]).max() <= 16
+    assert (np.diff(picked[:100]) != 0).sum() > 20  # interleaved, not one after the other
+
+
+def test_rows_depend_on_seed_and_phase_only(tmp_path):
+    sources = sources_of(tmp_path, a=700, b=500)
+    rows = {key: [data.Mixture(sources, {'a': 1, 'b': 1}, 32, 100, *key).row(g) for g in range(100)]
+            for key in ((1, 0), (2, 0), (1, 1))}
+    assert len(set(map(tuple, rows.values()))) == 3
+    again = data.Mixture(sources, {'a': 1, 'b': 1}, 32, 100, 1, 0)
+    assert [again.row(g) for g in reversed(range(100))] == rows[1, 0][::-1]  # no state
+
+
+def test_short_source_names_both_numbers(tmp_path):
+    """ru-gpts#15: fewer tokens than a row."""
+    with pytest.raises(ValueError, match=r'a_00000.bin: source a has 20 tokens, fewer .* seq_len=128'):
+        data.Mixture(sources_of(tmp_path, a=20), {'a': 1.0}, 128, 10, 1, 0)
+
+
+def test_batch_is_a_function_of_seed_and_step(tmp_path):
+    """transformers#31412, llm-foundry#1277: the same rows and masks however a step is divided;
+    other masks for the same row at another step; every row its own masks."""
+    for name, seed in (('a', 1), ('b', 2)):
+        write(tmp_path, name, documents(60, seed))
+    sources = data.open_sources(tmp_path, 'train')
+    mixture = data.Mixture(sources, {'a': 1, 'b': 2}, 64, 80, seed=9, phase=0)
+
+    def parts(n, step=3):
+        got = [data.batch(mixture, step, 24, i, n, 9, mask_rate=0.3) for i in range(0, 8, n)]
+        return [np.concatenate([b[k] for b in got]) for k in ('ids', 'orig')]
+    whole = parts(8)
+    assert all(np.array_equal(x, y) for n in (1, 2, 4) for x, y in zip(parts(n), whole))
+    later = parts(8, step=4)
+    assert np.array_equal(later[1], whole[1]) and not np.array_equal(later[0], whole[0])
+    masks = (whole[0] != whole[1]).reshape(8, 64)
+    assert len({m.tobytes() for m in masks}) == 8
+
+    batch = data.batch(mixture, 3, 24, 0, 8, 9, mask_rate=0.3)
+    assert np.array_equal(batch['masked'], np.flatnonzero(batch['ids'] != batch['orig']))
+    assert len(batch['cu']) == 8 * 64 // 16 * (2 if len(set(batch['cu'].tolist())) > 32 else 1)
+    cu = sorted(set(batch['cu'].tolist()))
+    begins = np.flatnonzero(batch['orig'] == data.CLS)
+    assert cu == sorted({*begins.tolist(), *range(0, 513, 64)}) and max(np.diff(cu)) <= batch['longest'] == 64
+
+
+def test_boundaries_keep_their_shape():
+    for bounds in ([], [3], list(range(1, 61))):
+        cu = data.boundaries(bounds, 1024)
+        assert len(cu) == 64 and cu.dtype == np.int32 and sorted(set(cu.tolist())) == [0, *bounds, 1024]
+    assert len(data.boundaries(list(range(1, 100)), 1024)) == 128
+
+
+# --------------------------------------------------------------------------------- masks
+
+
+def hide(ids, starts, rate=1.0, whole=False, seed=0, vocab_size=1000, replace='mask'):
+    out = np.array(ids)
+    at = data.mask_row(out, np.array(starts, bool), np.random.default_rng(seed), rate, whole, vocab_size, replace)
+    return out, at
+
+
+def test_specials_are_never_masked():
+    """ModernBERT#212: rate 1 on [CLS a b SEP CLS c SEP]."""
+    ids = [2, 50, 51, 3, 2, 52, 3]
+    for whole in (False, True):
+        out, at = hide(ids, [1] * 7, whole=whole)
+        assert at.tolist() == [1, 2, 5] and out.tolist() == [2, 4, 4, 3, 2, 4, 3]
+
+
+@pytest.mark.parametrize('rate', [0.05, 0.2, 0.5])
+@pytest.mark.parametrize('whole', [False, True])
+def test_mask_rate(rate, whole):
+    rng = np.random.default_rng(5)
+    starts = rng.random(20_000) < 0.6
+    n = np.mean([len(hide(np.full(20_000, 9), starts, rate, whole, seed)[1]) for seed in range(20)]) / 20_000
+    assert abs(n / rate - 1) < 0.03
+
+
+def test_whole_words_all_or_none():
+    """transformers#11768: in every draw a word is masked whole or not at all, adjacent words
+    independently, and a word cut by the row's edge goes by what is left of it."""
+    starts = np.array([0, 0] + [1, 0, 0] * 20 + [1, 0])  # cut at both edges
+    word = np.cumsum(starts)
+    drawn = np.zeros((500, word[-1] + 1), bool)
+    for seed in range(500):
+        _, at = hide(np.full(len(starts), 9), starts, 0.3, True, seed)
+        masked = np.isin(np.arange(len(starts)), at)
+        for w in range(word[-1] + 1):
+            assert masked[word == w].all() or not masked[word == w].any()
+            drawn[seed, w] = masked[word == w].any()
+    assert np.abs(drawn.mean(0) - 0.3).max() < 0.09            # 4.4 standard errors
+    together = (drawn[:, 1:] & drawn[:, :-1]).mean()
+    assert abs(together - 0.09) < 0.02
+
+
+def test_whole_words_by_source(tmp_path):
+    for name in 'ab':
+        docs = documents(40, 3)
+        write(tmp_path, name, docs, starts=[np.array([1] + [i % 3 == 0 for i in range(len(d) - 2)] + [1]) for d in docs])
+    mixture = data.Mixture(data.open_sources(tmp_path, 'train'), {'a': 1, 'b': 1}, 64, 200, 1, 0)
+    torn = {0: 0, 1: 0}
+    for g in range(60):
+        b = data.batch(mixture, g, g, 0, 1, 1, mask_rate=0.3, whole_words=['a'])
+        s, at = mixture.row(g)
+        _, starts, _ = mixture.sources[s].read(at, 64)
+        masked, word = b['ids'] != b['orig'], np.cumsum(starts)
+        ordinary = b['orig'] >= 5
+        torn[s] += sum(0 < masked[(word == w) & ordinary].mean() < 1 for w in np.unique(word[ordinary]))
+    assert torn[0] == 0 and torn[1] > 100
+
+
+def test_80_10_10():
+    """methylbert#28: replacements are ordinary pieces only, in these shares; a tiny vocabulary ends."""
+    ids = np.full(60_000, 7)
+    out, at = hide(ids, np.ones(60_000), replace='80_10_10', vocab_size=12)
+    assert len(at) == 60_000 and set(out.tolist()) <= {data.MASK, *range(5, 12)}
+    shares = (out == data.MASK).mean(), (out != 7).mean()
+    assert abs(shares[0] - 0.8) < 0.01 and abs(shares[1] - (0.8 + 0.1 * 6 / 7)) < 0.01
+    assert {x for x in out.tolist() if x != data.MASK} == set(range(5, 12))
+    assert set(hide(ids[:100], np.ones(100), replace='80_10_10', vocab_size=5)[0].tolist()) <= {4, 5, 7}
+
+
+def test_pieces(tmp_path):
+    docs = [[2, *range(10, 30), 3], [2, 40, 3], [2, *range(50, 57), 3]]
+    write(tmp_path, 'a', docs)
+    source = data.open_sources(tmp_path, 'train')['a']
+    assert [p.tolist() for p, _ in source.pieces(10)] == [docs[0][:10], docs[0][10:20], docs[0][20:], docs[1], docs[2]]
+    assert len(list(source.pieces(10, limit=11))) == 2
+    flat = data.flat([p for p, _ in source.pieces(10)])
+    assert flat['ids'].tolist() == sum(docs, []) and flat['cu'].tolist() == [0, 10, 20, 22, 25, 34]
+    assert flat['longest'] == 10
