@@ -9,13 +9,17 @@ unknown name or a wrong type ends the program with exit code 2, before any work.
 import ast
 import contextlib
 import difflib
+import json
 import os
 import pathlib
 import runpy
 import sys
+import time
+import types
 
 REPO = pathlib.Path(__file__).resolve().parent
 PLAIN = (bool, int, float, str, list, dict)  # what a setting can be; anything else is not a setting
+RANK_0_FIRST = 5  # seconds
 
 
 class Settings(dict):
@@ -25,9 +29,13 @@ class Settings(dict):
 
 
 def fail(message):
-    """One line on stderr, from rank 0 only, and exit code 2."""
-    if os.environ.get('RANK', '0') == '0':
-        print(f'{pathlib.Path(sys.argv[0]).name}: {message}', file=sys.stderr, flush=True)
+    """One line on stderr and exit code 2. torchrun ends every rank once one of them exits, so the
+    others let rank 0 speak first; still alive after that, a rank met a fault that rank 0 did not."""
+    rank, who = os.environ.get('RANK', '0'), pathlib.Path(sys.argv[0]).name
+    if rank != '0':
+        time.sleep(RANK_0_FIRST)
+        who += f': rank {rank}'
+    print(f'{who}: {" ".join(message.split())}', file=sys.stderr, flush=True)
     sys.exit(2)
 
 
@@ -39,7 +47,7 @@ def user_errors():
     except (ValueError, OSError) as error:
         if os.environ.get('TRACE'):  # TRACE=1 shows where it came from
             raise
-        fail(' '.join(str(error).split()))
+        fail(str(error))
 
 
 def load(namespace, argv, paths=()):
@@ -52,15 +60,17 @@ def load(namespace, argv, paths=()):
     defaults = {k: v for k, v in namespace.items() if k[0] != '_' and k == k.lower() and isinstance(v, PLAIN)}
     out, given = Settings(defaults), set()
 
-    def put(name, value, where, root):
-        if name not in defaults:
-            near = difflib.get_close_matches(name, defaults, 1, 0)
-            fail(f'{where}: unknown setting {name!r}; the nearest is {near[0]!r}')
-        value = coerce(name, value, defaults[name], where)
+    def put(name, value, where, root, text):
+        known(name, where, defaults)
+        try:
+            value = fit(value, defaults[name], text)
+            json.dumps(value, allow_nan=False)  # a list or dict may hold anything
+        except (TypeError, ValueError) as error:
+            fail(f'{where}: {error}; the default is {defaults[name]!r}')
         out[name] = rooted(value, root) if name in paths else value
         given.add(name)
 
-    for name in set(paths) & set(defaults):
+    for name in paths:
         out[name] = rooted(out[name], REPO)
     files, flags = split(argv, defaults)
     for file in files:
@@ -68,16 +78,24 @@ def load(namespace, argv, paths=()):
         out.base = str(line[-2:][0][0])
         for path, settings in line:
             for name, value in settings.items():
-                put(name, value, path, REPO)
+                put(name, value, f'{path}: {name} = {value!r}', REPO, False)
     for name, value in flags:
-        put(name, value, f'--{name}', pathlib.Path.cwd())
+        if name not in paths:  # a C locale hands UTF-8 over as escaped bytes, and wants paths so
+            value = os.fsencode(value).decode('utf-8', 'surrogateescape')
+        put(name, value, f'--{name}={value}', pathlib.Path.cwd(), True)
     out.given = frozenset(given)
     return out
 
 
+def known(name, where, defaults):
+    if name not in defaults:
+        near = difflib.get_close_matches(name.lower(), defaults, 1, 0)
+        fail(f'{where}: unknown setting {name!r}; the nearest is {near[0]!r}')
+
+
 def split(argv, defaults):
-    """argv → config files in order, and (name, text) of each flag. A bare flag is 'True' and
-    takes the next word as its value only where the setting is no bool and the word no flag."""
+    """argv → config files in order, and (name, text) of each flag. A bare flag of a bool setting
+    is 'True' and never takes the next word; any other takes it as its value."""
     files, flags, i = [], [], 0
     while i < len(argv):
         word, i = argv[i], i + 1
@@ -86,56 +104,60 @@ def split(argv, defaults):
             continue
         name, equals, value = word[2:].partition('=')
         name = name.replace('-', '_')
-        if not equals:
+        known(name, word, defaults)  # said here, or its value, the next word, passes for a config file
+        if not equals and isinstance(defaults[name], bool):
             value = 'True'
-            if not isinstance(defaults.get(name), bool):
-                if i < len(argv) and not argv[i].startswith('--') and name in defaults:
-                    value, i = argv[i], i + 1
-                elif name in defaults:
-                    fail(f'--{name} needs a value, such as --{name}={defaults[name]!r}')
+        elif not equals:
+            if i == len(argv) or argv[i].startswith('--'):
+                fail(f'{word} needs a value, such as {word}={defaults[name]!r}')
+            value, i = argv[i], i + 1
         flags.append((name, value))
     return files, flags
 
 
-def chain(file, below=()):
-    """A config file and its bases, the deepest first: [(path, {name: value}), …]."""
+def chain(file, above=()):
+    """A config file and its bases, the deepest first: [(path, {name: value}), …]. A base is
+    relative to the repository; a file of the command line is looked for where one stands first."""
     path = pathlib.Path(file)
-    path = path if path.exists() else REPO / file
+    if above or not path.is_file():
+        path = pathlib.Path(os.path.relpath(REPO / file))
+    where = f'{above[-1]}: base = {file!r}' if above else file
     if not path.is_file():
-        known = ', '.join(sorted(p.name for p in (REPO / 'config').glob('*.py')))
-        fail(f'{file}: no such config file (config/ has {known})')
-    if path.resolve() in below:
-        fail(f'{file}: is its own base')
+        there = ', '.join(sorted(p.name for p in (REPO / 'config').glob('*.py')))
+        fail(f'{where}: no such config file (config/ has {there}; a flag is --name=value)')
+    if path.resolve() in [p.resolve() for p in above]:
+        fail(f'{where}: is its own base')
     try:
         values = runpy.run_path(str(path))
-    except Exception as error:  # whatever a config file raises is its writer's to mend
-        fail(f'{file}: {type(error).__name__}: {error}')
-    values = {k: v for k, v in values.items() if not k.startswith('_') and not hasattr(v, '__spec__')}
-    base = values.pop('base', None)
-    return (chain(base, (*below, path.resolve())) if base else []) + [(path, values)]
+    except (Exception, SystemExit) as error:  # whatever a config file raises is its writer's to mend
+        fail(f'{path}: {type(error).__name__}: {error}')
+    values = {k: v for k, v in values.items() if k[0] != '_' and not isinstance(v, types.ModuleType)}
+    base = values.pop('base', '')
+    if not isinstance(base, str):
+        fail(f'{path}: base = {base!r}: must be the path of a config file')
+    return (chain(base, (*above, path)) if base else []) + [(path, values)]
 
 
-def coerce(name, value, default, where):
-    """A flag's text or a file's value → the type of the default; int → float is fine."""
-    kind = type(default)
-    shown = value
-    if isinstance(value, str) and kind is not str:
-        if kind is list and not value.lstrip().startswith(('[', '(')):
-            return [word for word in value.split(',') if word]
-        try:
+def fit(value, default, text):
+    """A flag's text, or a value in a file, as the type of the default: int → float is fine.
+    A list's items are like its default's first; strings, where that is empty. Raises TypeError."""
+    kind, first = type(default), default[0] if isinstance(default, list) and default else ''
+    if kind is list and text and not value.lstrip().startswith(('[', '(', '{')):
+        return [fit(word.strip(), first, True) for word in value.split(',') if word.strip()]
+    if kind is not str and text:
+        with contextlib.suppress(ValueError, SyntaxError):  # still text, then, and refused below
             value = ast.literal_eval({'true': 'True', 'false': 'False'}.get(value, value))
-        except (ValueError, SyntaxError):
-            pass  # still text: reported below
+    if kind is list and isinstance(value, (list, tuple)):
+        return [fit(item, first, False) for item in value]
     if kind is float and type(value) is int:
         value = float(value)
-    if kind is list and isinstance(value, tuple):
-        value = list(value)
     if type(value) is not kind:
-        fail(f'{where}: {name} is {kind.__name__} (default {default!r}), got {shown!r}')
+        raise TypeError(f'must be {kind.__name__}')
     return value
 
 
 def rooted(value, root):
+    """~ is one's home here too: the shell leaves it as it is after `--name=`."""
     if isinstance(value, list):
         return [rooted(v, root) for v in value]
-    return str(pathlib.Path(root) / value) if value else value
+    return str(root / pathlib.Path(os.path.expanduser(value))) if value else value

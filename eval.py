@@ -5,12 +5,14 @@
     python eval.py --separation --heads --ckpt=a.pt,b.pt --json=figures.json
     python eval.py --fill 'قال رسول الله صلى الله [MASK] وسلم'
 
-Each measure is a function that returns a dict; keys of --json are metric / source / variant.
-Masks come from (seed, place), so they are the same for every checkpoint and batch size.
+Each measure is a function that returns a dict; keys of --json are metric/source/variant.
+Masks follow from the seed and the text, so they are the same for every checkpoint and batch size.
 """
 import json
 import math
+import os
 import pathlib
+import re
 import sys
 
 import numpy as np
@@ -33,10 +35,10 @@ out_dir = 'out'        # where the newest is looked for
 weights = 'ema'        # 'ema' (the released ones) or 'raw'
 data_dir = ''          # prepared folder with held-out shards; '': the one it was trained on
 sources = []           # held-out sources; none: all of them
-seq_len = 0            # documents are cut to this; 0: the shortest training row, at most 1,024
-eval_tokens = 200_000  # perplexity: at most this many tokens of each source; 0: all
-n_spans = 2_000        # infill: spans per source and length (fewer where text is short)
-n_pairs = 2_000        # separation: pairs per source and distance
+seq_len = 0            # documents are cut to this; 0: to the first checkpoint's training row, at most 1,024
+eval_tokens = 200_000  # at most this many tokens of each source; 0: all
+n_spans = 2_000        # infill: spans per source and length (fewer where there are no more)
+n_pairs = 2_000        # separation: pairs per source and distance; heads: masks per source
 iterative = False      # infill: fill the surest mask, look again
 top = 5                # --fill: pieces per mask
 seed = 1234            # of the masks
@@ -44,6 +46,7 @@ batch_tokens = 8_192   # per forward pass; changes no figure
 device = 'auto'
 json_file = ''         # also --json=FILE: figures for programs
 
+MEASURES = ('ppl', 'infill', 'separation', 'heads')
 SPANS, DISTANCES, MASK_RATE = (1, 2, 3, 5), range(1, 9), 0.15
 
 # -------------------------------------------------------------------------- asking the encoder
@@ -95,21 +98,35 @@ def hidden_at(ids, positions):
 def rng_of(*key):
     return np.random.default_rng([abs(int(k)) for k in key])
 
+
+def kl(p, q):
+    """KL(p ‖ q) in nats of log-probabilities (…, V)."""
+    return (p.exp() * (p - q)).sum(-1)
+
+
+def means(names, rows):
+    """n rows of figures → {name: mean, …, 'n'}; the means are None where there is no row."""
+    rows = np.array(rows, float).reshape(-1, len(names))
+    return dict(zip(names, rows.mean(0).tolist() if len(rows) else [None] * len(names)), n=len(rows))
+
 # ------------------------------------------------------------------------------------ measures
 
 
 def characters(tokenizer):
-    """Characters of each piece: (V,) int. A byte-level piece counts its bytes that begin a
-    character, so the pieces of one letter add up to one."""
-    vocab = tokenizer.get_vocab()
-    pieces = sorted(vocab, key=vocab.get)
-    if 'ByteLevel' not in json.loads(tokenizer.to_str())['decoder']['type']:
-        return np.array([len(p) for p in pieces])
-    # the stock byte alphabet: printable bytes are themselves, the others follow from U+0100 on
-    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    byte = {chr(b): b for b in plain}
-    byte |= {chr(256 + i): b for i, b in enumerate(b for b in range(256) if b not in plain)}
-    return np.array([sum(byte.get(c, 0) & 0xC0 != 0x80 for c in p) for p in pieces])
+    """Characters of each piece: (V,) int, specials 0. A byte-level piece counts its bytes that
+    begin a character, so the pieces of one letter add up to one. All 0 where a piece does not
+    tell what it stands for (a WordPiece drops blanks): then there is no figure per character."""
+    pieces = [tokenizer.id_to_token(i) for i in range(len(data.SPECIALS), tokenizer.get_vocab_size())]
+    decoder = json.dumps(json.loads(tokenizer.to_str())['decoder'])
+    if 'ByteLevel' in decoder:
+        # the stock byte alphabet: printable bytes are themselves, the others follow from U+0100 on
+        plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
+        byte = {chr(b): b for b in plain}
+        byte |= {chr(256 + i): b for i, b in enumerate(b for b in range(256) if b not in plain)}
+        counts = [sum(byte.get(c, 0) & 0xC0 != 0x80 for c in p) for p in pieces]
+    else:
+        counts = [len(p) if 'Metaspace' in decoder else 0 for p in pieces]
+    return np.array([0] * len(data.SPECIALS) + counts)
 
 
 def perplexity(predict, pieces, chars, batch_tokens=8_192, seed=1234, share=(0, 1)):
@@ -135,34 +152,25 @@ def figures(sums):
     nll, n, chars, hits = (float(x) for x in sums)
     if not n:
         return dict(n=0)
-    return dict(perplexity=math.exp(nll / n), nats=nll / n, nats_per_char=nll / max(chars, 1), top1=hits / n, n=int(n))
+    return dict(perplexity=math.exp(min(nll / n, 700)), nats=nll / n,  # above that, exp raises
+                nats_per_char=nll / chars if chars else None, top1=hits / n, n=int(n))
 
 
 def places(pieces, length, n, seed, words=False):
-    """Draws n stretches of `length` tokens (or words), specials aside, each inside one piece,
-    going round the pieces: (ids, first, end). Fewer where the text would repeat itself: at
-    most one for every eight tokens of a piece."""
-    given, round_ = 0, 0
-    while given < n:
-        before = given
-        for i, (ids, starts) in enumerate(pieces):
-            if given == n:
-                return
-            if round_ and round_ >= len(ids) // 8:
-                continue
-            ordinary = ids >= len(data.SPECIALS)
-            edges = np.flatnonzero(starts) if words else np.arange(len(ids))
-            edges = np.append(edges, len(ids))
-            specials = np.cumsum(np.append(0, ~ordinary))
-            first, end = edges[:-length], edges[length:]
-            fits = np.flatnonzero(specials[end] == specials[first])
-            if len(fits):
-                k = fits[rng_of(seed, length, round_, i, words).integers(len(fits))]
-                given += 1
-                yield ids, int(first[k]), int(end[k])
-        round_ += 1
-        if given == before:
-            return
+    """Draws n of all stretches of `length` tokens (or words, in the tokenizer's sense) that hold no
+    special and lie in one piece, each at most once; all of them where there are fewer: yields
+    (ids, first, end). A piece's last word does not count: a cut may have shortened it."""
+    found = [np.zeros((0, 3), int)]
+    for i, (ids, starts) in enumerate(pieces):
+        edges = np.flatnonzero(starts) if words else np.arange(len(ids) + 1)
+        specials = np.cumsum(np.append(0, ids < len(data.SPECIALS)))  # so many before each position
+        first, end = edges[:-length], edges[length:]
+        fits = specials[first] == specials[end]
+        found.append(np.stack([np.full(len(first), i), first, end], 1)[fits])
+    found = np.concatenate(found)
+    drawn = rng_of(seed, length, words).permutation(len(found))[:n]
+    for i, first, end in found[np.sort(drawn)].tolist():
+        yield pieces[i][0], first, end
 
 
 def infilling(predict, pieces, n=2_000, batch_tokens=8_192, seed=1234, iterative=False):
@@ -176,14 +184,13 @@ def infilling(predict, pieces, n=2_000, batch_tokens=8_192, seed=1234, iterative
             right = surest_first(predict, items, batch_tokens) if iterative else \
                 [bool((logits.argmax(-1).cpu().numpy() == gold).all())
                  for (_, _, gold), logits in ask(predict, items, batch_tokens)]
-            out[f'{"words" if words else "span"}{k}'] = dict(exact=float(np.mean(right)) if right else None,
-                                                            n=len(right))
+            out[f'{"words" if words else "span"}{k}'] = means(['exact'], right)
     return out
 
 
 def surest_first(predict, items, batch_tokens):
     """Iterative decoding: → [exact?] of items (ids, positions, gold), in some order."""
-    right, open_ = [], [(ids.copy(), at, gold, at) for ids, at, gold in items]
+    right, open_ = [], [(ids, at, gold, at) for ids, at, gold in items]
     while open_:
         left = []
         for (ids, at, gold, span), logits in ask(predict, open_, batch_tokens):
@@ -209,56 +216,51 @@ def separating(predict, pieces, n=2_000, batch_tokens=8_192, seed=1234, distance
         for (_, _, gold), logits in ask(predict, items, batch_tokens):
             p = F.log_softmax(logits, -1)                                    # (2, V)
             best, gold = p.argmax(-1), torch.as_tensor(gold, device=p.device)
-            rows.append(torch.stack([(p[0].exp() * (p[0] - p[1])).sum(), (best[0] == best[1]).float(),
-                                     (best == gold).float().mean(), p.exp()[[0, 1], gold].mean()]))
-        names = ('divergence', 'agreement', 'top1', 'gold')
-        mean = torch.stack(rows).double().mean(0).tolist() if rows else [None] * 4
-        out[f'd{d}'] = dict(zip(names, mean), n=len(rows))
+            rows.append(torch.stack([kl(p[0], p[1]), (best[0] == best[1]).float(), (best == gold).float().mean(),
+                                     p.exp()[[0, 1], gold].mean()]).tolist())
+        out[f'd{d}'] = means(('divergence', 'agreement', 'top1', 'gold'), rows)
     return out
 
 
 @torch.no_grad()
 def heads_of(model, objective, pieces, mask_rate, n=2_000, batch_tokens=8_192, seed=1234):
-    """At masked places under the training mask rate: how far is each neighbor head from the MLM
+    """At n places masked under the training mask rate: how far is each neighbor head from the MLM
     head? → {'+1': {'kl': KL(MLM ‖ head_j) in nats, 'ratio': ‖e_j‖/‖h‖ or ‖W_j h - h‖/‖h‖, 'n'},
     …, 'adjacent': {'kl': the yardstick, KL(left ‖ right) of two adjacent masks, 'n'}}"""
     def items():
+        left = n
         for i, (ids, starts) in enumerate(pieces):
             masked = ids.copy()
-            at = data.mask_row(masked, starts, rng_of(seed, i), mask_rate, False, 0)
+            at = data.mask_row(masked, starts, rng_of(seed, i), mask_rate, False, 0)[:left]
+            left -= len(at)
             if len(at):
                 yield masked, at
 
-    def kl(p, q):
-        return (p.exp() * (p - q)).sum(-1)
-
-    sums, total, yard = {}, 0, torch.zeros(2)
-    for (_, at), h in ask(predictor(model, read=lambda h: h), items(), batch_tokens):
-        if total >= n:
-            break
-        total += len(at)
+    rows, yard = {term: [] for term in objective.terms}, []
+    for (_, at), h in ask(predictor(model, read=lambda h: h.float()), items(), batch_tokens):
         p = F.log_softmax(model.decode(h).float(), -1)                        # (m, V)
         for j, term in enumerate(objective.terms):
             other = objective.head(j, h)
             q = F.log_softmax(model.decode(other).float(), -1)
-            ratio = ((other - h).float().norm(dim=-1) / h.float().norm(dim=-1)).sum()
-            sums[term] = sums.get(term, 0) + torch.stack([kl(p, q).sum(), ratio]).cpu()
+            rows[term] += torch.stack([kl(p, q), (other - h).norm(dim=-1) / h.norm(dim=-1)], 1).tolist()
         left = np.flatnonzero(np.diff(at) == 1)
-        yard += torch.tensor([float(kl(p[left], p[left + 1]).sum()), len(left)])
-    out = {t: dict(kl=float(s[0]) / total, ratio=float(s[1]) / total, n=total) for t, s in sums.items()}
-    return out | {'adjacent': dict(kl=float(yard[0] / yard[1]) if yard[1] else None, n=int(yard[1]))}
+        yard += kl(p[left], p[left + 1]).tolist()
+    return {term: means(('kl', 'ratio'), found) for term, found in rows.items()} | {'adjacent': means(['kl'], yard)}
 
 
 def filling(predict, tokenizer, text, top=5):
     """text with [MASK] → [[(piece, probability), …] for each mask], likeliest first."""
-    ids = np.array([data.CLS, *tokenizer.encode(text).ids, data.SEP])
+    size = tokenizer.get_vocab_size()
+    if not 1 <= top <= size:
+        raise ValueError(f'--top={top}: the vocabulary has {size} pieces, choose from 1 to that')
+    ids = np.array([data.CLS, *tokenizer.encode(text, add_special_tokens=False).ids, data.SEP])
     at = np.flatnonzero(ids == data.MASK)
     if not len(at):
         raise ValueError(f'--fill: no [MASK] in {text!r}: put one where a piece is wanted')
-    p = predict(data.flat([ids]), at).softmax(-1)[:, :tokenizer.get_vocab_size()]
+    p = predict(data.flat([ids]), at).softmax(-1)[:, :size]                   # (masks, V)
     values, pieces = p.topk(top)
-    return [[(tokenizer.decode([i]), v) for i, v in zip(row, ps)]
-            for row, ps in zip(pieces.tolist(), values.tolist())]
+    return [[(tokenizer.decode([i], skip_special_tokens=False), v) for i, v in zip(*row)]
+            for row in zip(pieces.tolist(), values.tolist())]
 
 # ----------------------------------------------------------------------- checkpoints and tables
 
@@ -268,93 +270,114 @@ def checkpoints(asked, out_dir):
     nothing asked: the newest file under out_dir."""
     found = []
     for path in map(pathlib.Path, asked):
-        inside = sorted(path.glob('*.pt'), key=lambda p: p.stem.rsplit('_', 1)[-1]) if path.is_dir() else [path]
-        steps = {p.stem.rsplit('_', 1)[-1]: p for p in inside}  # a step kept twice counts once
-        found += steps.values()
-        if not inside:
-            raise FileNotFoundError(f'{path}: no checkpoint (*.pt) in this folder')
-    newest = sorted(pathlib.Path(out_dir).glob('*/*.pt'), key=lambda p: p.stat().st_mtime_ns)
-    if not asked and not newest:
+        if path.is_dir():
+            steps = {p.stem.rsplit('_', 1)[-1]: p for p in sorted(path.glob('*.pt'))}  # a step kept twice counts once
+            found += [steps[step] for step in sorted(steps)]
+            if not steps:
+                raise FileNotFoundError(f'{path}: no checkpoint (*.pt) in this folder')
+        elif path.is_file():
+            found.append(path)
+        else:
+            raise FileNotFoundError(f'{path}: no such checkpoint or folder')
+    newest = [] if asked else sorted(pathlib.Path(out_dir).rglob('*.pt'), key=lambda p: p.stat().st_mtime_ns)[-1:]
+    if not found + newest:
         raise FileNotFoundError(f'{out_dir}: no checkpoint yet; train one (make demo) or name one: --ckpt=FILE')
-    return found if asked else newest[-1:]
+    return found + newest
 
 
-def flatten(results):
-    """{metric: {source: figures}} → {'metric/source/variant': number}."""
-    flat = {}
-    for metric, by_source in results.items():
-        for source, values in by_source.items():
-            for variant, value in values.items():
-                if isinstance(value, dict):
-                    flat |= {f'{metric}/{source}/{variant}.{k}': v for k, v in value.items()}
-                else:
-                    flat[f'{metric}/{source}/{variant}'] = value
-    return flat
+def flatten(metric, source, found):
+    """A measure's dict → {'metric/source/variant': number}, where variant may be 'span3.exact'."""
+    return {f'{metric}/{source}/{variant}' + (f'.{name}' if name else ''): x for variant, inner in found.items()
+            for name, x in (inner if isinstance(inner, dict) else {'': inner}).items()}
 
 
 def table(columns):
-    """{name: flat figures} → a table for people, one line a figure, one column a checkpoint."""
-    keys = list(dict.fromkeys(k for flat in columns.values() for k in flat))
-    width = max(map(len, keys))
-    lines = [' ' * width + ''.join(f'  {name[-24:]:>24}' for name in columns)]
-    for key in keys:
+    """{path: figures} → a table for people: a line per figure, a column per checkpoint, and last
+    n, the cases behind the figure (of each checkpoint, where they differ)."""
+    shared = os.path.commonpath([os.path.dirname(path) for path in columns])
+    lines = [['', *(os.path.relpath(path, shared).removesuffix('.pt') for path in columns), 'n']]
+    for key in dict.fromkeys(k for flat in columns.values() for k in flat if not k.startswith('fill/')):
         cells = [flat.get(key) for flat in columns.values()]
-        lines.append(f'{key:<{width}}' + ''.join(
-            f'  {"-" if c is None else f"{c:,}" if isinstance(c, int) else f"{c:.4f}":>24}' for c in cells))
-    return '\n'.join(lines)
+        counts = [flat.get(re.sub('[^./]*$', 'n', key)) for flat in columns.values()]
+        if key[-2:] not in ('/n', '.n') or not any(counts):  # nothing scored is worth a line of its own
+            lines.append([key, *('-' if c is None else f'{c:.4g}' for c in cells),
+                          ' '.join(dict.fromkeys('-' if c is None else f'{c:,}' for c in counts))])
+    widths = [max(map(len, column)) for column in zip(*lines)]
+    return '\n'.join(f'{line[0]:<{widths[0]}}' + ''.join(f'  {c:>{w}}' for c, w in zip(line[1:], widths[1:]))
+                     for line in lines)
 
 
 def pick_device(name):
-    return torch.device(('cuda' if torch.cuda.is_available() else 'cpu') if name == 'auto' else name)
+    best = 'cuda' if torch.cuda.is_available() else 'cpu'
+    if name.split(':')[0] not in ('auto', 'cpu', best):
+        raise ValueError(f'device={name!r}: this machine has {best}')
+    return torch.device(best if name == 'auto' else name)
 
 
 def measure(path, s):
-    """One checkpoint under eval.py's settings → {metric: {source: figures}}."""
-    model, saved = encoder.load(path, s['weights'], pick_device(s['device']))
-    predict, tokenizer = predictor(model), Tokenizer.from_str(saved['tokenizer'])
+    """One checkpoint under eval.py's settings → its figures by metric/source/variant. The first one
+    settles the length of the pieces for all, so that they are asked the same."""
+    device = pick_device(s['device'])
+    model, saved = encoder.load(path, s['weights'], device)
+    trained, tokenizer = saved['settings'], Tokenizer.from_str(saved['tokenizer'])
+    predict, out = predictor(model), {}
+    print(f'{path}: step {saved["step"]:,}, {s["weights"]} weights', flush=True)
     if s['fill']:
-        rows = filling(predict, tokenizer, s['fill'], s['top'])
-        return {'fill': {f'mask{i + 1}': {repr(piece): p for piece, p in row} for i, row in enumerate(rows)}}
-    trained, chars = saved['settings'], characters(tokenizer)
-    held_out = data.open_sources(s['data_dir'] or trained['data_dir'], 'heldout', s['sources'])
-    held_out = {n: held_out[n] for n in s['sources'] or held_out}
-    for source in held_out.values():
-        if source.shards[0].tokenizer_hash != saved['tokenizer_hash']:
-            raise ValueError(f'{source.shards[0].path}: written with another tokenizer than {path} was trained with; '
-                             'prepare the text with --tokenizer, or give the right --data_dir')
-    length, out = s['seq_len'] or min(trained['seq_len'], 1024), {}
-    common = dict(batch_tokens=s['batch_tokens'], seed=s['seed'])
-    for name, source in held_out.items():
-        pieces = list(source.pieces(length, s['eval_tokens']))
+        for i, row in enumerate(filling(predict, tokenizer, s['fill'], s['top']), 1):
+            # U+200E after each piece: else Arabic letters and the numbers beside them change places
+            print(f'mask {i}: ' + '  '.join(f'{piece.strip() or repr(piece)}\u200e {p:.1%}' for piece, p in row))
+            ranks = {f'top{k}': dict(piece=piece, p=p) for k, (piece, p) in enumerate(row, 1)}
+            out |= flatten('fill', f'mask{i}', ranks)
+    if not any(s[name] for name in MEASURES):
+        return out
+    if s['heads']:
+        objective = objectives.build(configurator.Settings(trained), model.config.hidden).to(device)
+        if not hasattr(objective, 'head'):
+            raise ValueError(f'{path}: trained with objective {trained["objective"]!r}: it has no neighbor heads')
+        own = {k.removeprefix('objective.'): v for k, v in saved[s['weights']].items() if k.startswith('objective.')}
+        objective.load_state_dict(own)
+    folder = s['data_dir'] or trained['data_dir']
+    held_out = data.open_sources(folder, 'heldout', s['sources'])
+    shard = next(iter(held_out.values())).shards[0]  # open_sources saw that all have one tokenizer
+    if shard.tokenizer_hash != saved['tokenizer_hash']:
+        raise ValueError(f'{shard.path}: written with another tokenizer than {path} was trained with; '
+                         'prepare the text with --tokenizer, or give the right --data_dir')
+    s['seq_len'] = s['seq_len'] or min(trained['seq_len'], 1024)
+    print(f'held-out text of {folder} in pieces of {s["seq_len"]:,}', flush=True)
+    chars, common = characters(tokenizer), dict(batch_tokens=s['batch_tokens'], seed=s['seed'])
+    for name in s['sources'] or held_out:
+        pieces = list(held_out[name].pieces(s['seq_len'], s['eval_tokens']))
         if s['ppl']:
-            out.setdefault('perplexity', {})[name] = figures(perplexity(predict, pieces, chars, **common))
-        if s['infill']:
-            out.setdefault('infill', {})[name] = infilling(predict, pieces, s['n_spans'],
-                                                           iterative=s['iterative'], **common)
+            out |= flatten('perplexity', name, figures(perplexity(predict, pieces, chars, **common)))
+        if s['infill']:  # decoded one by one it is another metric
+            out |= flatten('infill_iterative' if s['iterative'] else 'infill', name,
+                           infilling(predict, pieces, s['n_spans'], iterative=s['iterative'], **common))
         if s['separation']:
-            out.setdefault('separation', {})[name] = separating(predict, pieces, s['n_pairs'], **common)
+            out |= flatten('separation', name, separating(predict, pieces, s['n_pairs'], **common))
         if s['heads']:
-            objective = objectives.build(configurator.Settings(trained), model.config.hidden)
-            if not hasattr(objective, 'head'):
-                raise ValueError(f"{path}: trained with objective 'mlm': it has no neighbor heads to measure")
-            objective.load_state_dict({k[10:]: v for k, v in saved[s['weights']].items() if k[:10] == 'objective.'})
-            out.setdefault('heads', {})[name] = heads_of(model, objective.eval(), pieces,
-                                                         trained['mask_rate'], **common)
+            found = heads_of(model, objective, pieces, trained['mask_rate'], s['n_pairs'], **common)
+            out |= flatten('heads', name, found)
     return out
 
 
-if __name__ == '__main__':
-    argv = [a.replace('--json', '--json_file', 1) if a.split('=')[0] == '--json' else a for a in sys.argv[1:]]
-    settings = configurator.load(globals(), argv, paths=('ckpt', 'out_dir', 'data_dir', 'json_file'))
+def main(argv):
+    argv = [a.replace('--json', '--json_file', 1) if a.split('=')[0] == '--json' else a for a in argv]
+    s = configurator.load(globals(), argv, paths=('ckpt', 'out_dir', 'data_dir', 'json_file'))
     with configurator.user_errors():
-        if not any(settings[k] for k in ('ppl', 'infill', 'separation', 'heads', 'fill')):
+        sys.stdout.reconfigure(errors='backslashreplace')  # Arabic must not fail in a C locale
+        if not any(s[name] for name in (*MEASURES, 'fill')):
             raise ValueError('nothing asked: give --ppl, --infill, --separation, --heads or --fill TEXT')
-        files = checkpoints(settings['ckpt'], settings['out_dir'])
-        columns = {}
-        for file in files:
-            print(f'{file}, {settings["weights"]} weights', flush=True)
-            columns[str(file)] = flatten(measure(file, settings))
-        print(table(columns))
-        if settings['json_file']:
+        if s['weights'] not in ('ema', 'raw'):
+            raise ValueError(f"weights={s['weights']!r}: choose 'ema' or 'raw'")
+        if s['json_file'] and not pathlib.Path(s['json_file']).parent.is_dir():
+            raise ValueError(f'--json={s["json_file"]}: there is no such folder')
+        columns = {str(file): measure(file, s) for file in checkpoints(s['ckpt'], s['out_dir'])}
+        if any(s[name] for name in MEASURES):
+            print(table(columns))
+        if s['json_file']:
             text = json.dumps(columns, ensure_ascii=False, indent=1)
-            pathlib.Path(settings['json_file']).write_text(text + '\n', 'utf-8')
+            pathlib.Path(s['json_file']).write_text(text + '\n', 'utf-8')
+
+
+if __name__ == '__main__':
+    main(sys.argv[1:])

@@ -100,7 +100,7 @@ class Layout:
         self.rope = {True: rope_tables(position, config.theta_global, size),
                      False: rope_tables(position, config.theta_local, size)}
         if not self.kernel:
-            self.edges = sorted(set(cu.tolist()))
+            self.lengths = [n for n in cu.diff().tolist() if n]
             if config.global_every > 1:
                 self.mask = local_mask(F.pad(doc, (0, -total % config.window), value=-1), config.window)
 
@@ -110,9 +110,9 @@ class Layout:
             side = -1 if is_global else self.window // 2
             return varlen_attn(q, k, v, self.cu, self.cu, self.longest, self.longest, window_size=(side, side))
         if is_global:  # document by document: no mask at all
-            out = [F.scaled_dot_product_attention(*(x[a:b].transpose(0, 1)[None] for x in (q, k, v)))
-                   for a, b in zip(self.edges, self.edges[1:])]              # (1, H, n, e) each
-            return torch.cat([o[0].transpose(0, 1) for o in out])
+            documents = zip(*(x.transpose(0, 1)[None].split(self.lengths, 2) for x in (q, k, v)))
+            out = [F.scaled_dot_product_attention(*one) for one in documents]  # (1, H, n, e) each
+            return torch.cat(out, 2)[0].transpose(0, 1)
         T, H, e = q.shape  # local: overlapping chunks, cost linear in T
         q, k, v = (F.pad(x, (0, 0, 0, 0, 0, -T % self.window)) for x in (q, k, v))
         q = q.view(-1, self.window, H, e).transpose(1, 2)                    # (C, H, W, e)

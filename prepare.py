@@ -12,9 +12,9 @@ Output in out_dir: tokenizer.json (the normalisation is part of it), train/SOURC
 heldout/SOURCE_00000.bin, report.json, moved into place when all of them are whole.
 
 Memory does not grow with the corpus. What bounds it: the tokenizer's sample (sample_mb, and as
-much again for its word counts), later shuffle_mb twice, a byte per token of each open shard
-(shard_tokens bytes a source), and the longest document. The text is read twice, or once where
-the tokenizer is given.
+much again for its word counts), later shuffle_mb, a byte per token of each open shard
+(shard_tokens bytes a source), and the longest document. Unless a tokenizer is given, the text is
+read twice.
 """
 import collections
 import csv
@@ -63,32 +63,30 @@ seed = 1337  # of the shuffle; the held-out cut depends on the documents alone
 
 # ------------------------------------------------------------------------------------ readers
 
-def kind(path):
-    """'.jsonl' of a.jsonl and of a.jsonl.gz."""
-    return pathlib.Path(path.name.removesuffix('.gz')).suffix
+def parts(path):
+    """a.jsonl.gz → ['a', '.jsonl'], in UTF-8 whatever the locale has made of the name."""
+    return os.path.splitext(os.fsencode(path.name).decode('utf-8', 'replace').removesuffix('.gz'))
 
 
 def find(patterns):
     """Files and globs → paths, sorted inside a glob, each once."""
-    paths = {}
+    paths = {}  # in order, as a set
     for pattern in patterns:
-        found = filter(os.path.isfile, sorted({pattern, *glob.glob(pattern, recursive=True)}))
-        found = {pathlib.Path(p): None for p in found}
+        found = {pathlib.Path(p): 0 for p in sorted({pattern, *glob.glob(pattern, recursive=True)}) if os.path.isfile(p)}
         if not found:
             raise FileNotFoundError(f"--text: no file matches {pattern!r}; give files or a glob in quotes, 'mine/*.jsonl'")
-        paths.update(found)
-    odd = [p for p in paths if kind(p) not in ('.jsonl', '.txt', '.parquet')]
-    if odd:
-        raise ValueError(f'{odd[0]}: cannot read {kind(odd[0])!r}; make it .jsonl, .txt (both also .gz) or .parquet')
+        paths |= found
+    for path in paths:
+        if parts(path)[1] not in ('.jsonl', '.txt', '.parquet'):
+            raise ValueError(f'{path}: not a kind that is read; make it .jsonl, .txt (both also .gz) or .parquet')
     return list(paths)
 
 
 def read(path):
     """Streams one file: (source, parent, text), parent '' where no id was given.
     Raises ValueError with file, line and remedy at the first thing that is not as it should be."""
-    stem = os.fsencode(path.name).decode('utf-8', 'replace')  # the name as it is, whatever the locale
-    stem = stem.removesuffix('.gz').removesuffix(kind(path))
-    for where, row in (read_parquet if kind(path) == '.parquet' else read_lines)(path):
+    stem, kind = parts(path)
+    for where, row in (read_parquet if kind == '.parquet' else read_lines)(path):
         body, source, parent = row.get('text'), row.get('source') or stem, row.get('id')
         if not isinstance(body, str):
             raise ValueError(f"{where}: no string in the field 'text' (there are: {', '.join(row)}); "
@@ -102,16 +100,17 @@ def read(path):
 
 def read_lines(path):
     """.jsonl and .txt, packed or not: (file:line, {'text': …}); blank lines are passed over."""
-    n = 0
+    n, plain = 0, parts(path)[1] == '.txt'
     with (gzip.open if path.suffix == '.gz' else open)(path, 'rb') as file:  # bytes: no locale, no U+2028
         try:
             for n, raw in enumerate(file, 1):
                 line = raw.decode('utf-8-sig' if n == 1 else 'utf-8').strip()
-                row = {'text': line} if kind(path) == '.txt' or not line else json.loads(line)
+                if not line:
+                    continue
+                row = {'text': line} if plain else json.loads(line)
                 if not isinstance(row, dict):
                     raise ValueError(f'{line[:40]!r} is no object')
-                if line:
-                    yield f'{path}:{n}', row
+                yield f'{path}:{n}', row
         except UnicodeDecodeError as error:
             raise ValueError(f'{path}:{n}: byte {raw[error.start]:#x} at {error.start} is not UTF-8; convert the file, '
                              'such as with iconv -f cp1256 -t utf-8') from None
@@ -199,11 +198,10 @@ def normalizer(diacritics='drop', dagger_alef='drop', fold_alef=False, fold_maks
     NFKC would take a mark's isolated form (U+FC5E–FC63, U+FE70–FE7F, …) for blank + mark and cut
     the word there, so these become bare marks first. Never NFD with accents stripped: that turns
     أ into ا and ئ into ي. Invisible characters leave before NFKC, so that what they kept apart is
-    composed and a second pass changes nothing.
+    composed and, foldings aside, a second pass changes nothing.
     """
-    for name, choice in (('diacritics', diacritics), ('dagger_alef', dagger_alef)):
-        if choice not in ('drop', 'keep'):
-            raise ValueError(f"{name}={choice!r}: it is 'drop' or 'keep'")
+    if not {diacritics, dagger_alef} <= {'drop', 'keep'}:
+        raise ValueError(f"diacritics={diacritics!r}, dagger_alef={dagger_alef!r}: each is 'drop' or 'keep'")
     dropped = ''.join(map(chr, range(0x64B, 0x653))) * (diacritics == 'drop') + '\u0670' * (dagger_alef == 'drop')
     forms = {'': _INVISIBLE}  # what is to stay of a form → the forms, one pass over the text for each
     for c in map(chr, (*range(0xFB50, 0xFE00), *range(0xFE70, 0xFF00))):
@@ -260,18 +258,17 @@ def encoder(tokenizer_json, name='tokenizer.json'):
         raise ValueError(f'{name}: its ids 0 … 4 are {first}, they must be {data.SPECIALS}; train one with prepare.py')
     normalise = tok.normalizer.normalize_str if tok.normalizer else str
     tok.normalizer, tok.encode_special_tokens = None, True
-    tok.no_truncation()
-    tok.no_padding()
+    tok.no_truncation(), tok.no_padding()
     return normalise, tok
 
 
 def encode(tok, texts):
-    """[(ids (n,) int64, starts (n,) bool)], each [CLS] text [SEP]; tok, texts: from encoder().
+    """Yields (ids (n,) int64, starts (n,) bool) of each [CLS] text [SEP]; tok, texts: from encoder().
     starts: the first token of a pre-token, so that all pieces of one word, and of one letter,
     follow a single 1; the two specials carry 1."""
     for e in tok.encode_batch(texts, add_special_tokens=False):
-        words = np.array([-1, *e.word_ids, -1])
-        yield np.array([data.CLS, *e.ids, data.SEP]), np.append(True, words[1:] != words[:-1])
+        words = np.array([-2, -1, *e.word_ids, -2])
+        yield np.array([data.CLS, *e.ids, data.SEP]), words[1:] != words[:-1]
 
 
 class _Kinds(dict):
@@ -404,7 +401,7 @@ def prepare(s):
     if not 0 <= s['heldout'] < 1:
         raise ValueError(f'heldout={s["heldout"]}: a share of the documents, from 0 to below 1')
     paths = files + [pathlib.Path(s['tokenizer'])] * bool(s['tokenizer'])
-    inputs = [[p.name, p.stat().st_size, p.stat().st_mtime_ns] for p in paths]
+    inputs = [[*parts(p), p.stat().st_size, p.stat().st_mtime_ns] for p in paths]
     if finished(out, s, inputs):
         print(f'{out}: there already, from the same text and settings; nothing to do')
         return None
@@ -444,7 +441,7 @@ def prepare(s):
                   f'{n["tokens_per_word"]:12.3f}{n["unknown_rate"]:9.2%}{n["dropped"]:9,}')
         report['seconds'] = round(time.time() - began, 1)
         (work / 'tokenizer.json').write_bytes(tokenizer_json.encode())
-        (work / 'report.json').write_text(json.dumps(report, indent=1, ensure_ascii=False), 'utf-8')
+        (work / 'report.json').write_text(json.dumps(report, indent=1), 'utf-8')  # ASCII: paths may not be UTF-8
         for name in ('tokenizer.json', 'train', 'heldout', 'report.json'):  # the last says that all is there
             if (work / name).exists():
                 os.replace(work / name, out / name)
