@@ -7,6 +7,7 @@ not grow with the corpus: shards are memory-mapped and orders are computed, not 
 """
 import functools
 import hashlib
+import itertools
 import json
 import os
 import pathlib
@@ -297,10 +298,10 @@ def batch(mixture, step, slot, first, n, seed, *, mask_rate, whole_words=(), rep
     """Rows first … first+n-1 of a step whose row 0 is the mixture's `slot`, as one flat batch.
 
     ids (T,) int64 with the masks in, orig (T,), masked (M,) positions, cu (D+1,) int32,
-    longest: int, row_source (n,), keys: (seed, step, row) of each row. T = n · seq_len.
+    longest: int, keys: (seed, step, row) of each row. T = n · seq_len.
     """
     L = mixture.seq_len
-    ids, orig, masked, bounds, row_source = [], [], [], [], []
+    ids, orig, masked, bounds = [], [], [], []
     for i in range(n):
         s, at = mixture.row(slot + first + i)
         source = mixture.sources[s]
@@ -311,9 +312,8 @@ def batch(mixture, step, slot, first, n, seed, *, mask_rate, whole_words=(), rep
                                        source.vocab_size, replace))
         ids.append(row)
         bounds += [np.array([i * L] if i else [], np.int64), i * L + inner]
-        row_source.append(s)
     return dict(ids=np.concatenate(ids), orig=np.concatenate(orig), masked=np.concatenate(masked),
-                cu=boundaries(np.concatenate(bounds), n * L), longest=L, row_source=np.array(row_source),
+                cu=boundaries(np.concatenate(bounds), n * L), longest=L,
                 keys=[(seed, step, first + i) for i in range(n)])
 
 
@@ -321,3 +321,55 @@ def flat(pieces):
     """Pieces, a list of ids (n,) → one unmasked batch: ids (T,), cu (D+1,) int32, longest."""
     lengths = [len(p) for p in pieces]
     return dict(ids=np.concatenate(pieces), cu=np.cumsum([0, *lengths]).astype(np.int32), longest=max(lengths))
+
+# ------------------------------------------------------------------- the phases of a run
+
+PHASE_SETTINGS = ('seq_len', 'theta_local', 'theta_global', 'sources', 'mask_rate', 'micro_tokens',
+                  'neighbor_max_pairs')  # what a phase may set for itself
+
+
+class Phase:
+    """One entry of `phases`: its settings (the run's, where it names none), its steps and rows."""
+
+    def __init__(self, index, entry, s, train_sources, start, world):
+        unknown = set(entry) - {'name', 'steps', *PHASE_SETTINGS}
+        if unknown or 'name' not in entry:
+            raise ValueError(f'phases[{index}]: {", ".join(sorted(unknown)) or "no name"}: a phase is '
+                             f'dict(name=…, steps=…) and any of {", ".join(PHASE_SETTINGS)}')
+        self.name, self.start = entry['name'], start
+        self.s = s = s | {k: v for k, v in entry.items() if k in PHASE_SETTINGS}
+        shares = s['sources'] or dict.fromkeys(train_sources, 1.0)
+        tokens = {n: v * (train_sources[n].n_tokens if s['mix_by'] == 'epochs' else 1) for n, v in shares.items()}
+        self.rows, self.micro_rows = s['batch_tokens'] // s['seq_len'], s['micro_tokens'] // s['seq_len']
+        if s['batch_tokens'] % s['seq_len'] or self.micro_rows < 1 or self.rows % (self.micro_rows * world):
+            raise ValueError(
+                f'phase {self.name}: batch_tokens={s["batch_tokens"]} is not a whole number of micro-batches of '
+                f'micro_tokens={s["micro_tokens"]} (rows of seq_len={s["seq_len"]}) on {world} ranks: '
+                'change micro_tokens')
+        # without `steps`, shares counted in epochs say how long the phase is
+        self.steps = entry.get('steps') or int(sum(tokens.values())) // s['batch_tokens']
+        self.end = start + self.steps
+        self.mixture = Mixture(train_sources, tokens, s['seq_len'], self.steps * self.rows, s['seed'], index)
+
+    def micro_batch(self, step, i):
+        """The i-th micro-batch of a step, the same whichever rank asks for it."""
+        return batch(self.mixture, step, (step - self.start) * self.rows, i * self.micro_rows, self.micro_rows,
+                          self.s['seed'], mask_rate=self.s['mask_rate'], whole_words=self.s['whole_words'],
+                          replace=self.s['mask_replace'])
+
+
+def reached(s):
+    """The entries of `phases` that the run comes to before max_steps."""
+    starts = itertools.accumulate((p.get('steps', 0) for p in s['phases']), initial=0)
+    return [p for p, start in zip(s['phases'], starts) if not s['max_steps'] or start < s['max_steps']]
+
+
+def plan(s, train_sources, world):
+    """Every phase that the run reaches, in order, checked before the first step; and the steps
+    of all phases, also of those that max_steps cuts off: the length of the schedule."""
+    if not s['phases']:
+        raise ValueError("phases=[]: a run has at least one, such as [dict(name='stable', steps=1000)]")
+    phases = []
+    for index, entry in enumerate(reached(s)):
+        phases.append(Phase(index, entry, s, train_sources, phases[-1].end if phases else 0, world))
+    return phases, phases[-1].end + sum(p.get('steps', 0) for p in s['phases'][len(phases):])

@@ -276,7 +276,8 @@ def table(columns):
     n, the cases behind the figure (of each checkpoint, where they differ)."""
     shared = os.path.commonpath([os.path.dirname(path) for path in columns])
     lines = [['', *(os.path.relpath(path, shared).removesuffix('.pt') for path in columns), 'n']]
-    for key in dict.fromkeys(k for flat in columns.values() for k in flat if not k.startswith('fill/')):
+    keys = dict.fromkeys(k for flat in columns.values() for k in flat if not k.startswith('fill/'))
+    for key in sorted(keys, key=lambda k: k.split('/')[0]):  # by metric, the sources as they come
         cells = [flat.get(key) for flat in columns.values()]
         counts = [flat.get(re.sub('[^./]+$', 'n', key)) for flat in columns.values()]
         if key[-2:] not in ('/n', '.n') or not any(counts):  # nothing scored is worth a line of its own

@@ -7,6 +7,7 @@ Sources: NeoBERT (arXiv 2502.19587), ModernBERT (arXiv 2412.13663) for window an
 import math
 import os
 import pathlib
+import sys
 from dataclasses import dataclass
 
 import torch
@@ -239,6 +240,15 @@ def count(module):
     return sum(p.numel() for p in module.parameters())
 
 
+def flop_per_token(config, seq_len, mask_rate):
+    """Forward and backward products of one token in a full row: 6 per matrix weight met, the
+    decoder by masked tokens only, and attention's 12 · hidden · keys seen per layer."""
+    matrices = config.n_layer * (4 * config.hidden ** 2 + 3 * config.hidden * config.ffn)
+    n_global = sum(config.is_global(i) for i in range(config.n_layer))
+    keys = n_global * seq_len + (config.n_layer - n_global) * min(config.window + 1, seq_len)
+    return 6 * (matrices + mask_rate * config.vocab_size * config.hidden) + 12 * config.hidden * keys
+
+
 # ---------------------------------------------------------------------------- checkpoint file
 
 
@@ -280,6 +290,17 @@ def read(path):
     if not isinstance(checkpoint, dict) or 'model_config' not in checkpoint:
         raise ValueError(f'{path}: not a checkpoint of train.py (no model_config in it)')
     return checkpoint
+
+
+def newest(folder):
+    """The newest whole checkpoint of a run's folder; a damaged one is passed over, aloud."""
+    for path in sorted(folder.glob('*.pt'), key=lambda p: p.stem.rsplit('_', 1)[-1], reverse=True):
+        try:
+            read(path)
+            return path
+        except ValueError as error:
+            print(f'warning: {error}', file=sys.stderr, flush=True)
+    raise FileNotFoundError(f'{folder}: no whole checkpoint here to --resume; leave it out to start')
 
 
 def load(path, weights='ema', device='cpu'):

@@ -88,7 +88,7 @@ decay_start = 0            # step at which the learning rate begins to fall; 0: 
 decay_end = 0              # step at which it is at its minimum; 0: the end of the last phase
 min_lr_ratio = 0.0
 ema_decay = 0.9999
-phases = [dict(name='stable', steps=1000)]  # each may set any of PHASE_SETTINGS for itself
+phases = [dict(name='stable', steps=1000)]  # each may set what data.PHASE_SETTINGS lists
 max_steps = 0              # stop here; rescales nothing; 0: run all phases
 # looking and saving
 log_interval = 10
@@ -103,8 +103,8 @@ dtype = 'auto'             # of the products: bfloat16 where it is fast, else fl
 compile_model = False      # torch.compile the encoder, in place
 seed = 1337
 
-PHASE_SETTINGS = ('seq_len', 'theta_local', 'theta_global', 'sources', 'mask_rate', 'micro_tokens',
-                  'neighbor_max_pairs')
+CHOICES = dict(schedule=('wsd', 'cosine'), mask_replace=('mask', '80_10_10'), mix_by=('epochs', 'weight'),
+               device=('auto', 'cpu', 'cuda'), dtype=('auto', 'float32', 'bfloat16'))
 IDEAS = {  # what counts as one idea when a run is compared with its base
     'encoder': [f.name for f in fields(encoder.Config)],
     'objective': ['objective', 'mask_rate', 'mask_replace', 'whole_words', *objectives.NEIGHBOR_SETTINGS],
@@ -130,51 +130,6 @@ def lr_at(step, s, total):
     return s['lr'] * (s['min_lr_ratio'] + (1 - s['min_lr_ratio']) * shape)
 
 
-class Phase:
-    """One entry of `phases`: its settings (the run's, where it names none), its steps and rows."""
-
-    def __init__(self, index, entry, s, train_sources, start, world):
-        unknown = set(entry) - {'name', 'steps', *PHASE_SETTINGS}
-        if unknown or 'name' not in entry:
-            raise ValueError(f'phases[{index}]: {", ".join(sorted(unknown)) or "no name"}: a phase is '
-                             f'dict(name=…, steps=…) and any of {", ".join(PHASE_SETTINGS)}')
-        self.name, self.start = entry['name'], start
-        self.s = s = s | {k: v for k, v in entry.items() if k in PHASE_SETTINGS}
-        shares = s['sources'] or dict.fromkeys(train_sources, 1.0)
-        tokens = {n: v * (train_sources[n].n_tokens if s['mix_by'] == 'epochs' else 1) for n, v in shares.items()}
-        self.rows, self.micro_rows = s['batch_tokens'] // s['seq_len'], s['micro_tokens'] // s['seq_len']
-        if s['batch_tokens'] % s['seq_len'] or self.micro_rows < 1 or self.rows % (self.micro_rows * world):
-            raise ValueError(
-                f'phase {self.name}: batch_tokens={s["batch_tokens"]} is not a whole number of micro-batches of '
-                f'micro_tokens={s["micro_tokens"]} (rows of seq_len={s["seq_len"]}) on {world} ranks: '
-                'change micro_tokens')
-        # without `steps`, shares counted in epochs say how long the phase is
-        self.steps = entry.get('steps') or int(sum(tokens.values())) // s['batch_tokens']
-        self.end = start + self.steps
-        self.mixture = data.Mixture(train_sources, tokens, s['seq_len'], self.steps * self.rows, s['seed'], index)
-
-    def micro_batch(self, step, i):
-        """The i-th micro-batch of a step, the same whichever rank asks for it."""
-        return data.batch(self.mixture, step, (step - self.start) * self.rows, i * self.micro_rows, self.micro_rows,
-                          self.s['seed'], mask_rate=self.s['mask_rate'], whole_words=self.s['whole_words'],
-                          replace=self.s['mask_replace'])
-
-
-def reached(s):
-    """The entries of `phases` that the run comes to before max_steps."""
-    starts = itertools.accumulate((p.get('steps', 0) for p in s['phases']), initial=0)
-    return [p for p, start in zip(s['phases'], starts) if not s['max_steps'] or start < s['max_steps']]
-
-
-def plan(s, train_sources, world):
-    """Every phase that the run reaches, in order, checked before the first step; and the steps
-    of all phases, also of those that max_steps cuts off: the length of the schedule."""
-    phases = []
-    for index, entry in enumerate(reached(s)):
-        phases.append(Phase(index, entry, s, train_sources, phases[-1].end if phases else 0, world))
-    return phases, phases[-1].end + sum(p.get('steps', 0) for p in s['phases'][len(phases):])
-
-
 def against_base(s, defaults):
     """Lines that say in what a run differs from its base, and a warning if in several ideas."""
     if not s.base:
@@ -189,14 +144,6 @@ def against_base(s, defaults):
     return lines
 
 
-def flop_per_token(config, seq_len, mask_rate):
-    """Forward and backward products of one token in a full row: 6 per matrix weight met, the
-    decoder by masked tokens only, and attention's 12 · hidden · keys seen per layer."""
-    matrices = config.n_layer * (4 * config.hidden ** 2 + 3 * config.hidden * config.ffn)
-    n_global = sum(config.is_global(i) for i in range(config.n_layer))
-    keys = n_global * seq_len + (config.n_layer - n_global) * min(config.window + 1, seq_len)
-    return 6 * (matrices + mask_rate * config.vocab_size * config.hidden) + 12 * config.hidden * keys
-
 # ------------------------------------------------------------------------------- many processes
 
 
@@ -205,13 +152,11 @@ class Ranks:
 
     def __init__(self, device):
         self.rank, self.world = int(os.environ.get('RANK', 0)), int(os.environ.get('WORLD_SIZE', 1))
-        local = int(os.environ.get('LOCAL_RANK', 0))
-        cuda = torch.cuda.is_available() if device == 'auto' else device.startswith('cuda')
-        self.device = torch.device(f'cuda:{local}' if cuda and device in ('auto', 'cuda') else
-                                   'cpu' if device == 'auto' else device)
+        cuda = torch.cuda.is_available() if device == 'auto' else device == 'cuda'
+        self.device = torch.device('cuda' if cuda else 'cpu')
         if self.device.type == 'cuda':
-            torch.cuda.set_device(self.device)
-        if self.world > 1:
+            torch.cuda.set_device(int(os.environ.get('LOCAL_RANK', 0)))
+        if self.world > 1 and not dist.is_initialized():
             dist.init_process_group('cpu:gloo,cuda:nccl' if self.device.type == 'cuda' else 'gloo')
 
     def sum(self, tensor):
@@ -247,10 +192,8 @@ def fast_bfloat16(device):
 
 
 def to_device(batch, device):
-    moved = {k: torch.from_numpy(v).to(device, non_blocking=True) if isinstance(v, np.ndarray) else v
-             for k, v in batch.items() if k != 'cu'}
-    return moved | {'cu': torch.from_numpy(batch['cu']) if device.type == 'cpu' else
-                    torch.from_numpy(batch['cu']).to(device, non_blocking=True)}
+    return {k: torch.from_numpy(v).to(device, non_blocking=True) if isinstance(v, np.ndarray) else v
+            for k, v in batch.items()}
 
 # ------------------------------------------------------------------------------------- the run
 
@@ -262,13 +205,12 @@ class Run:
         """Sets up from Settings. Raises ValueError or OSError with one line for what a user got
         wrong, before any output file is touched."""
         self.s, self.step, self.history = s, 0, []
-        for name, choices in dict(schedule=('wsd', 'cosine'), mask_replace=('mask', '80_10_10'),
-                                  mix_by=('epochs', 'weight'), dtype=('auto', 'float32', 'bfloat16')).items():
+        for name, choices in CHOICES.items():
             if s[name] not in choices:
                 raise ValueError(f'{name}={s[name]!r}: choose one of {", ".join(choices)}')
         if not 0 < s['mask_rate'] <= 1:
             raise ValueError(f'mask_rate={s["mask_rate"]}: must be above 0 and at most 1')
-        wanted = dict.fromkeys(n for p in reached(s) for n in p.get('sources') or s['sources'])
+        wanted = dict.fromkeys(n for p in data.reached(s) for n in p.get('sources') or s['sources'])
         self.sources = data.open_sources(s['data_dir'], 'train', wanted)
         self.held_out = data.open_sources(s['data_dir'], 'heldout')
         self.tokenizer = data.tokenizer_json(s['data_dir'], self.sources)
@@ -286,7 +228,7 @@ class Run:
         self.objective = objectives.build(s, s['hidden'])
         self.ranks = Ranks(s['device'])
         self.rank, self.world, self.device = self.ranks.rank, self.ranks.world, self.ranks.device
-        self.phases, self.total = plan(s, self.sources, self.world)
+        self.phases, self.total = data.plan(s, self.sources, self.world)
         self.stop_at = min(s['max_steps'] or self.total, self.total)
         bf16 = s['dtype'] == 'bfloat16' or s['dtype'] == 'auto' and fast_bfloat16(self.device)
         self.autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=bf16)
@@ -302,7 +244,7 @@ class Run:
         self.out = pathlib.Path(s['out_dir'])
         self.began = {}  # held-out perplexity at the beginning of the phase
         if s['resume']:
-            self.load(newest_checkpoint(self.out))
+            self.load(encoder.newest(self.out))
         if s['compile_model']:
             self.model.encoder.compile()  # in place: no prefix in any key
         self.lines = [self.optimizer.describe(), *against_base(s, defaults or {})]
@@ -317,9 +259,8 @@ class Run:
         per_rank = phase.rows // phase.micro_rows // self.world
         batches = [phase.micro_batch(self.step, self.rank * per_rank + i) for i in range(per_rank)]
         counted = [self.objective.prepare(b) for b in batches]  # before the first backward
-        rows = np.sum([np.bincount(b['row_source'], minlength=len(phase.mixture.sources)) for b in batches], 0)
         counts = {k: sum(c[k] for c in counted) for k in counted[0]}
-        shared = self.ranks.sum(torch.tensor([*counts.values(), *rows, float(told_to_stop())], dtype=torch.float64))
+        shared = self.ranks.sum(torch.tensor([*counts.values(), float(told_to_stop())], dtype=torch.float64))
         counts = dict(zip(counts, shared.tolist()))
         sums = {}
         for batch in batches:
@@ -335,13 +276,20 @@ class Run:
         decay = min(self.s['ema_decay'], (1 + self.step) / (10 + self.step))
         torch._foreach_lerp_(list(self.ema.values()), [p.detach() for p in self.params.values()], 1 - decay)
         self.step += 1
-        return dict(sums=sums, counts=counts, norm=norm, stop=shared[-1].item() > 0,
-                    rows=dict(zip((x.name for x in phase.mixture.sources), shared[len(counts):-1].tolist())))
+        return dict(sums=sums, counts=counts, norm=norm, stop=shared[-1].item() > 0)
 
     def phase(self, step=None):
         """The phase that a step belongs to; the last one after its end."""
-        step = self.step if step is None else step
-        return next((p for p in self.phases if step < p.end), self.phases[-1])
+        return next((p for p in self.phases if (self.step if step is None else step) < p.end), self.phases[-1])
+
+    def tokens_seen(self):
+        """{source: tokens of it so far}, from the plan: exact after a resume too."""
+        seen = {}
+        for p in self.phases:
+            dealt = p.mixture.dealt(min(max(self.step - p.start, 0), p.steps) * p.rows)
+            for source, n in zip(p.mixture.sources, dealt.tolist()):
+                seen[source.name] = seen.get(source.name, 0) + n * p.s['seq_len']
+        return seen
 
     # -- looking
 
@@ -422,18 +370,6 @@ class Run:
     resumed = ()
 
 
-def newest_checkpoint(out):
-    """The newest whole checkpoint in a run's folder; a damaged one is passed over aloud."""
-    files = sorted(out.glob('*.pt'), key=lambda p: p.stem.rsplit('_', 1)[-1], reverse=True)
-    for path in files:
-        try:
-            encoder.read(path)
-            return path
-        except ValueError as error:
-            print(f'warning: {error}', file=sys.stderr, flush=True)
-    raise FileNotFoundError(f'{out}: --resume found no whole checkpoint here; leave --resume out to start')
-
-
 def told_to_stop(signum=None, frame=None):
     """Signal handler and its memory: a signal is acted on at the end of the step, by all ranks."""
     if signum is not None:
@@ -445,24 +381,20 @@ told_to_stop.signal = None
 
 
 def claim(out, fresh):
-    """Rank 0 takes the folder: one run at a time; a fresh run moves an earlier one aside."""
-    if fresh and any(out.glob('*.pt')):
-        lock = open(out / 'lock', 'w')
-        locked(lock, out)
-        n = next(i for i in itertools.count(1) if not out.with_name(f'{out.name}.{i}').exists())
-        out.rename(out.with_name(f'{out.name}.{n}'))
-        print(f'{out} held an earlier run: moved to {out}.{n} (--resume goes on with one instead)')
-        lock.close()
+    """Takes the folder for this run alone; a fresh run moves an earlier one aside. → the lock."""
     out.mkdir(parents=True, exist_ok=True)
-    return locked(open(out / 'lock', 'w'), out)
-
-
-def locked(file, out):
+    lock = open(out / 'lock', 'w')
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         raise ValueError(f'{out}: another run is writing here; choose another --out_dir') from None
-    return file
+    if not fresh or not any(out.glob('*.pt')):
+        return lock
+    aside = next(p for i in itertools.count(1) if not (p := out.with_name(f'{out.name}.{i}')).exists())
+    out.rename(aside)
+    lock.close()
+    print(f'{out} held an earlier run: it is {aside} now (--resume would have gone on with it)')
+    return claim(out, fresh)
 
 
 def open_log(path, step):
@@ -530,21 +462,20 @@ def train(run):
         say(f'phase {p.name}: steps {p.start} to {p.end}, rows of {p.s["seq_len"]}, theta {p.s["theta_local"]:g} / '
             f'{p.s["theta_global"]:g}, epochs ' + ', '.join(f'{n} {e:.2f}' for n, e in p.mixture.epochs().items()))
     found = look() if run.step == 0 else {}
-    clock, done, tokens = time.time(), run.step, {}
+    clock, done = time.time(), run.step
     while run.step < run.stop_at:
         phase, lr_now = run.phase(), lr_at(run.step, s, run.total)
         out = run.train_step()
-        tokens = {n: tokens.get(n, 0) + int(r) * phase.s['seq_len'] for n, r in out['rows'].items()}
         bar.update(1)
         last = run.step == run.stop_at
         if run.step % s['log_interval'] == 0 or last or out['stop']:
             losses = run.losses(out)
             now = time.time()
             speed = (run.step - done) * s['batch_tokens'] / (now - clock)
-            flops = speed * flop_per_token(run.config, phase.s['seq_len'], phase.s['mask_rate']) / run.world
+            flops = speed * encoder.flop_per_token(run.config, phase.s['seq_len'], phase.s['mask_rate']) / run.world
             mfu = dict(mfu=flops / s['peak_tflops'] / 1e12) if s['peak_tflops'] else {}
             record(phase=phase.name, lr=lr_now, theta=phase.s['theta_global'], grad_norm=float(out['norm']),
-                   tokens=tokens, tokens_per_s=speed, **losses, **mfu)
+                   tokens=run.tokens_seen(), tokens_per_s=speed, **losses, **mfu)
             say(f'step {run.step}/{run.stop_at} {phase.name}: loss {losses["loss"]:.4f} (mlm {losses["mlm"]:.4f}) '
                 f'lr {lr_now:.2e} norm {float(out["norm"]):.2f} {speed:,.0f} tokens/s' +
                 (f' MFU {mfu["mfu"]:.1%}' if mfu else ''))
