@@ -25,7 +25,7 @@ RANK_0_FIRST = 5  # seconds
 class Settings(dict):
     """Every setting by name, ready for JSON; `given` names those that a file or a flag set,
     `base` is what a run is compared with: the last config file's base, else the file itself."""
-    given, base = frozenset(), ''
+    given, base, paths = frozenset(), '', ()
 
 
 def fail(message):
@@ -83,7 +83,7 @@ def load(namespace, argv, paths=()):
         if name not in paths:  # a C locale hands UTF-8 over as escaped bytes, and wants paths so
             value = os.fsencode(value).decode('utf-8', 'surrogateescape')
         put(name, value, f'--{name}={value}', pathlib.Path.cwd(), True)
-    out.given = frozenset(given)
+    out.given, out.paths = frozenset(given), tuple(paths)
     return out
 
 
@@ -91,6 +91,22 @@ def known(name, where, defaults):
     if name not in defaults:
         near = difflib.get_close_matches(name.lower(), defaults, 1, 0)
         fail(f'{where}: unknown setting {name!r}; the nearest is {near[0]!r}')
+
+
+def against_base(settings, namespace, ideas):
+    """Lines that say in what a run differs from its base; a warning if in more than one idea.
+    namespace: as for load; ideas: {name of the idea: settings that make it up}."""
+    if not settings.base:
+        return []
+    base = load(namespace, [settings.base], settings.paths)
+    moved = sorted(k for k in settings if settings[k] != base[k] and k != 'out_dir')
+    several = [idea for idea, names in ideas.items() if set(moved) & set(names)]
+    lines = [f'base {settings.base}: ' + ('; '.join(f'{k} {base[k]!r} → {settings[k]!r}' for k in moved) or
+                                          'no difference')]
+    if len(several) > 1:
+        lines.append(f'warning: {len(several)} ideas moved at once ({", ".join(several)}): the result will not say '
+                     'which of them did it')
+    return lines
 
 
 def split(argv, defaults):

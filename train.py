@@ -130,20 +130,6 @@ def lr_at(step, s, total):
     return s['lr'] * (s['min_lr_ratio'] + (1 - s['min_lr_ratio']) * shape)
 
 
-def against_base(s, defaults):
-    """Lines that say in what a run differs from its base, and a warning if in several ideas."""
-    if not s.base:
-        return []
-    base = configurator.load(defaults, [s.base], paths=('data_dir', 'out_dir'))
-    moved = {k for k in s if s[k] != base[k]} - {'out_dir'}
-    ideas = [idea for idea, names in IDEAS.items() if moved & set(names)]
-    lines = [f'base {s.base}: ' + ('; '.join(f'{k} {base[k]!r} → {s[k]!r}' for k in sorted(moved)) or 'no difference')]
-    if len(ideas) > 1:
-        lines.append(f'warning: {len(ideas)} ideas moved at once ({", ".join(ideas)}): the result will not say '
-                     'which of them did it')
-    return lines
-
-
 # ------------------------------------------------------------------------------- many processes
 
 
@@ -247,7 +233,7 @@ class Run:
             self.load(encoder.newest(self.out))
         if s['compile_model']:
             self.model.encoder.compile()  # in place: no prefix in any key
-        self.lines = [self.optimizer.describe(), *against_base(s, defaults or {})]
+        self.lines = [self.optimizer.describe(), *configurator.against_base(s, defaults or {}, IDEAS)]
 
     # -- one step
 
@@ -470,8 +456,7 @@ def train(run):
         last = run.step == run.stop_at
         if run.step % s['log_interval'] == 0 or last or out['stop']:
             losses = run.losses(out)
-            now = time.time()
-            speed = (run.step - done) * s['batch_tokens'] / (now - clock)
+            speed = (run.step - done) * s['batch_tokens'] / (time.time() - clock)
             flops = speed * encoder.flop_per_token(run.config, phase.s['seq_len'], phase.s['mask_rate']) / run.world
             mfu = dict(mfu=flops / s['peak_tflops'] / 1e12) if s['peak_tflops'] else {}
             record(phase=phase.name, lr=lr_now, theta=phase.s['theta_global'], grad_norm=float(out['norm']),
@@ -479,19 +464,18 @@ def train(run):
             say(f'step {run.step}/{run.stop_at} {phase.name}: loss {losses["loss"]:.4f} (mlm {losses["mlm"]:.4f}) '
                 f'lr {lr_now:.2e} norm {float(out["norm"]):.2f} {speed:,.0f} tokens/s' +
                 (f' MFU {mfu["mfu"]:.1%}' if mfu else ''))
-            clock, done = now, run.step
             if not math.isfinite(losses['loss']):
                 raise FloatingPointError(f'the loss is {losses["loss"]} at step {run.step}: nothing was saved since the '
                                          f'last checkpoint in {run.out}; resume from there with a lower lr')
         edge = run.step == phase.end
         if edge or last or run.step % s['eval_interval'] == 0:
             found = look(edge)
-            clock = time.time()
         if edge:
             run.save(f'phase_{phase.name}')
         if run.step % s['save_interval'] == 0 or last or out['stop']:
             run.save()
-            clock = time.time()
+        if run.step % s['log_interval'] == 0:
+            clock, done = time.time(), run.step  # what was looked at and saved is not training time
         if out['stop']:
             say(f'stopped at step {run.step} by a signal; saved. Add --resume to go on')
             break

@@ -172,6 +172,13 @@ def test_batch_size_changes_no_figure():
         assert many[key] == pytest.approx(value, rel=1e-5, abs=1e-7), key
 
 
+def test_a_forward_holds_what_fits():
+    items, sizes = [(ids, np.array([1])) for ids, _ in toy(9, 14, 30, 3, 21)], []  # of 11, 16, 32, 5, 23 tokens
+    answers = evaluation.ask(lambda b, at: sizes.append(len(b['ids'])) or torch.tensor(b['ids'][at]), items, 28)
+    assert [x.tolist() for _, x in answers] == [[5 + STEP * d] for d in range(5)]  # each item has its own answer
+    assert sizes == [27, 32, 28]
+
+
 def test_two_forwards_are_equal():
     """pytorch#124464: nothing random is left in evaluation."""
     pieces, predict = toy(30, 20), evaluation.predictor(tiny())

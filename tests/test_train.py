@@ -437,12 +437,12 @@ def test_two_runs_do_not_share_a_folder(folder, tmp_path, capsys):
 
 def test_differences_from_the_base_are_told(capsys):
     s = configurator.load(vars(train), [str(REPO / 'config/v5.py')], paths=('data_dir', 'out_dir'))
-    told = '\n'.join(train.against_base(s, vars(train)))
+    told = '\n'.join(configurator.against_base(s, vars(train), train.IDEAS))
     assert 'warning: 4 ideas moved at once (objective, data, length, optimizer)' in told
     for name, idea in dict(v6='objective', v4_muon='optimizer', v4_neighbors='objective', v4_corpus='data',
                            v4_epochs='length', pilot_muon='optimizer').items():
         s = configurator.load(vars(train), [str(REPO / f'config/{name}.py')], paths=('data_dir', 'out_dir'))
-        lines = train.against_base(s, vars(train))
+        lines = configurator.against_base(s, vars(train), train.IDEAS)
         moved = {k for k in s.given if s[k] != configurator.load(vars(train), [s.base], paths=('data_dir', 'out_dir'))[k]}
         assert len(lines) == 1 and moved <= {'out_dir', *train.IDEAS[idea]}, name
 
