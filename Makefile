@@ -9,8 +9,9 @@ demo: $(VENV)/demo.done
 	$(PY) prepare.py config/demo_data.py
 	$(PY) -m torch.distributed.run --standalone --nproc_per_node=$$($(PY) -c \
 		"import os, torch; print(min(2, torch.cuda.device_count() or os.cpu_count()))") train.py config/tiny.py
-	$(PY) eval.py --ppl --infill --separation --ckpt=out/tiny/final.pt --sources=hadith,tafsir
-	$(PY) eval.py --fill 'قال رسول الله صلى الله [MASK] وسلم' --ckpt=out/tiny
+	$(PY) eval.py --ppl
+	$(PY) eval.py --infill --separation --sources=hadith,tafsir --n_spans=500 --n_pairs=500
+	$(PY) eval.py --fill 'قال رسول الله صلى الله [MASK] وسلم'
 
 test: $(VENV)/test.done
 	$(PY) -m ruff check --select E9,F,B006,B023,E722 .
