@@ -50,12 +50,14 @@ def user_errors():
         fail(str(error))
 
 
-def load(namespace, argv, paths=()):
+def load(namespace, argv, paths=(), shares=()):
     """Returns Settings from a script's globals, its config files and its flags.
 
     namespace: globals() of the script (not changed). argv: sys.argv[1:].
     paths: names whose values are files or folders: relative to the repository where a default
     or a config file sets them, to the current folder where the command line does.
+    shares: names that are taken from a training config, where the script is not train.py but is
+    given one; the rest of such a file is passed over, and what was taken is told.
     """
     defaults = {k: v for k, v in namespace.items() if k[0] != '_' and k == k.lower() and isinstance(v, PLAIN)}
     out, given = Settings(defaults), set()
@@ -76,15 +78,26 @@ def load(namespace, argv, paths=()):
     for file in files:
         line = chain(file)
         out.base = str(line[-2:][0][0])
+        training = shares and {n for _, settings in line for n in settings} & (settings_of('train.py') - set(defaults))
         for path, settings in line:
             for name, value in settings.items():
-                put(name, value, f'{path}: {name} = {value!r}', REPO, False)
+                if not training or name in shares:
+                    put(name, value, f'{path}: {name} = {value!r}', REPO, False)
+        if training:
+            print(f'{file}: a training config, read for ' + ', '.join(f'{n}={out[n]}' for n in shares if n in given))
     for name, value in flags:
         if name not in paths:  # a C locale hands UTF-8 over as escaped bytes, and wants paths so
             value = os.fsencode(value).decode('utf-8', 'surrogateescape')
         put(name, value, f'--{name}={value}', pathlib.Path.cwd(), True)
     out.given, out.paths = frozenset(given), tuple(paths)
     return out
+
+
+def settings_of(script):
+    """Names of the settings at another script's head, without running it."""
+    body = ast.parse((REPO / script).read_text('utf-8')).body
+    return {t.id for node in body if isinstance(node, ast.Assign) for t in node.targets
+            if isinstance(t, ast.Name) and t.id == t.id.lower()}
 
 
 def known(name, where, defaults):

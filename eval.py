@@ -4,6 +4,7 @@
     python eval.py --ppl --infill --ckpt=out/tiny  # all checkpoints of a run, side by side
     python eval.py --separation --heads --ckpt=a.pt,b.pt --json=figures.json
     python eval.py --fill 'قال رسول الله صلى الله [MASK] وسلم'
+    python eval.py config/tiny.py --ppl            # newest checkpoint of that config's run
 
 Each measure is a function that returns a dict; keys of --json are metric/source/variant.
 Masks follow from the seed and the text, so they are the same for every checkpoint and batch size.
@@ -335,7 +336,8 @@ def measure(path, s):
 
 def main(argv):
     argv = [a.replace('--json', '--json_file', 1) if a.split('=')[0] == '--json' else a for a in argv]
-    s = configurator.load(globals(), argv, paths=('ckpt', 'out_dir', 'data_dir', 'json_file'))
+    s = configurator.load(globals(), argv, paths=('ckpt', 'out_dir', 'data_dir', 'json_file'),
+                          shares=('out_dir', 'data_dir', 'device'))
     with configurator.user_errors():
         sys.stdout.reconfigure(errors='backslashreplace')  # Arabic must not fail in a C locale
         if not any(s[name] for name in (*MEASURES, 'fill')):

@@ -72,7 +72,7 @@ mask_rate = 0.20
 mask_replace = 'mask'      # all [MASK], or '80_10_10'
 whole_words = []           # sources that mask whole words
 # optimizer (muon.py) and schedule
-optimizer = 'muon'         # 'muon', 'adamw' or 'torch_muon'
+optimizer = 'muon'         # or 'adamw'
 lr = 8e-4
 weight_decay = 0.1
 adam_betas = [0.9, 0.95]
@@ -194,6 +194,13 @@ class Run:
         for name, choices in CHOICES.items():
             if s[name] not in choices:
                 raise ValueError(f'{name}={s[name]!r}: choose one of {", ".join(choices)}')
+        self.events = None
+        if s['tensorboard']:
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError:
+                raise ValueError('tensorboard=True: the package is missing; pip install tensorboard') from None
+            self.events = SummaryWriter
         if not 0 < s['mask_rate'] <= 1:
             raise ValueError(f'mask_rate={s["mask_rate"]}: must be above 0 and at most 1')
         wanted = dict.fromkeys(n for p in data.reached(s) for n in p.get('sources') or s['sources'])
@@ -410,9 +417,7 @@ def train(run):
     log = board = None
     if first:
         log = open_log(run.out / 'log.jsonl', run.step)
-        if s['tensorboard']:
-            from torch.utils.tensorboard import SummaryWriter
-            board = SummaryWriter(run.out)
+        board = run.events(run.out) if run.events else None
     run.history.append(dict(step=run.step, settings={k: s[k] for k in sorted(s.given) if k in s}, git=revision(),
                             torch=str(torch.__version__), world=run.world))
     bar = tqdm(total=run.stop_at, initial=run.step, disable=not first or not sys.stderr.isatty(), smoothing=0.1)
@@ -435,9 +440,9 @@ def train(run):
         record(phase=run.phase(max(run.step - 1, 0)).name, heldout=found)
         say(f'step {run.step}: held-out perplexity ' +
             ', '.join(f'{n} {f["perplexity"]:.2f}' if f['n'] else f'{n} -' for n, f in found.items()))
-        for n, f in found.items() if phase_edge and run.began else ():
-            change = f.get('perplexity', math.nan) / run.began.get(n, math.nan) - 1
-            say(f'  since the phase began: {n} {change:+.1%}' + (' (a rise of over 10%)' if change > 0.1 else ''))
+        change = {n: f['perplexity'] / run.began[n] - 1 for n, f in found.items() if f['n'] and n in run.began}
+        if phase_edge and change:
+            say('  since the phase began: ' + ', '.join(f'{n} {c:+.1%}{" (!)" * (c > 0.1)}' for n, c in change.items()))
         if phase_edge or not run.began:
             run.began = {n: f['perplexity'] for n, f in found.items() if f['n']}
         return found

@@ -354,3 +354,15 @@ def test_another_rank_stays_alive_while_rank_0_speaks(tmp_path):
 def test_arabic_arrives_in_a_c_locale_too(tmp_path):
     done = python(tmp_path, '--fill=قال', LC_ALL='C', PYTHONUTF8='0', PYTHONCOERCECLOCALE='0')
     assert (done.returncode, done.stdout, done.stderr) == (0, ascii('قال') + '\n', '')
+
+
+def test_a_training_config_is_read_for_what_is_shared(capsys):
+    """Another script takes the shared settings of a training config, says which, and no others;
+    its own config files and flags are checked as ever."""
+    mine = dict(out_dir='out', data_dir='', seed=1, ppl=False)
+    load = configurator.load(mine, ['config/v5.py', '--ppl'], ('out_dir', 'data_dir'), ('out_dir', 'data_dir'))
+    assert load == dict(out_dir=str(REPO / 'out/v5'), data_dir=str(REPO / 'data/v5'), seed=1, ppl=True)
+    assert 'config/v5.py: a training config, read for out_dir=' in capsys.readouterr().out
+    assert {'lr', 'phases', 'neighbor_window'} <= configurator.settings_of('train.py')
+    with pytest.raises(SystemExit):
+        configurator.load(mine, ['config/v5.py'])  # a script that shares nothing with it

@@ -435,6 +435,16 @@ def test_two_runs_do_not_share_a_folder(folder, tmp_path, capsys):
     lock.close()
 
 
+def test_tensorboard_is_optional(folder, tmp_path, capsys, monkeypatch):
+    argv = [*SMALL, f'--data_dir={folder}', f'--out_dir={tmp_path}/run', '--tensorboard', '--max_steps=1']
+    pytest.importorskip('tensorboard')
+    train.main(argv)
+    assert list((tmp_path / 'run').glob('events.out.tfevents.*'))
+    capsys.readouterr()
+    monkeypatch.setitem(sys.modules, 'torch.utils.tensorboard', None)
+    assert 'pip install tensorboard' in refused(capsys, *argv[:-1], f'--out_dir={tmp_path}/other')
+
+
 def test_differences_from_the_base_are_told(capsys):
     s = configurator.load(vars(train), [str(REPO / 'config/v5.py')], paths=('data_dir', 'out_dir'))
     told = '\n'.join(configurator.against_base(s, vars(train), train.IDEAS))
