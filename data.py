@@ -348,14 +348,17 @@ class Phase:
                 'change micro_tokens')
         # without `steps`, shares counted in epochs say how long the phase is
         self.steps = entry.get('steps') or int(sum(tokens.values())) // s['batch_tokens']
+        if self.steps < 1 or not 0 < s['mask_rate'] <= 1:
+            raise ValueError(f'phase {self.name}: steps={self.steps}, mask_rate={s["mask_rate"]}: a phase has at least one '
+                             'step and a rate in (0, 1]')
         self.end = start + self.steps
         self.mixture = Mixture(train_sources, tokens, s['seq_len'], self.steps * self.rows, s['seed'], index)
 
     def micro_batch(self, step, i):
         """The i-th micro-batch of a step, the same whichever rank asks for it."""
         return batch(self.mixture, step, (step - self.start) * self.rows, i * self.micro_rows, self.micro_rows,
-                          self.s['seed'], mask_rate=self.s['mask_rate'], whole_words=self.s['whole_words'],
-                          replace=self.s['mask_replace'])
+                     self.s['seed'], mask_rate=self.s['mask_rate'], whole_words=self.s['whole_words'],
+                     replace=self.s['mask_replace'])
 
 
 def reached(s):

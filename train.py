@@ -105,6 +105,10 @@ seed = 1337
 
 CHOICES = dict(schedule=('wsd', 'cosine'), mask_replace=('mask', '80_10_10'), mix_by=('epochs', 'weight'),
                device=('auto', 'cpu', 'cuda'), dtype=('auto', 'float32', 'bfloat16'))
+POSITIVE = ('hidden', 'n_layer', 'n_head', 'ffn', 'chunk', 'seq_len', 'batch_tokens', 'micro_tokens', 'mask_rate', 'lr',
+            'log_interval', 'eval_interval', 'save_interval')
+NOT_NEGATIVE = ('vocab_size', 'max_steps', 'warmup_steps', 'decay_start', 'decay_end', 'weight_decay', 'clip', 'min_lr_ratio',
+                'eval_tokens', 'neighbor_max_pairs', 'neighbor_weight', 'consistency_lambda', 'ema_decay', 'seed')
 IDEAS = {  # what counts as one idea when a run is compared with its base
     'encoder': [f.name for f in fields(encoder.Config)],
     'objective': ['objective', 'mask_rate', 'mask_replace', 'whole_words', *objectives.NEIGHBOR_SETTINGS],
@@ -201,8 +205,12 @@ class Run:
             except ImportError:
                 raise ValueError('tensorboard=True: the package is missing; pip install tensorboard') from None
             self.events = SummaryWriter
-        if not 0 < s['mask_rate'] <= 1:
-            raise ValueError(f'mask_rate={s["mask_rate"]}: must be above 0 and at most 1')
+        for name in (*POSITIVE, *NOT_NEGATIVE):
+            if not (s[name] > 0 or s[name] == 0 and name in NOT_NEGATIVE):
+                raise ValueError(f'{name}={s[name]}: must be {"at least" if name in NOT_NEGATIVE else "above"} 0')
+        for name in ('mask_rate', 'ema_decay', 'min_lr_ratio'):
+            if s[name] > 1:
+                raise ValueError(f'{name}={s[name]}: must be at most 1')
         wanted = dict.fromkeys(n for p in data.reached(s) for n in p.get('sources') or s['sources'])
         self.sources = data.open_sources(s['data_dir'], 'train', wanted)
         self.held_out = data.open_sources(s['data_dir'], 'heldout')

@@ -287,3 +287,19 @@ def test_pieces(tmp_path):
     flat = data.flat([p for p, _ in source.pieces(10)])
     assert flat['ids'].tolist() == sum(docs, []) and flat['cu'].tolist() == [0, 10, 20, 22, 25, 34]
     assert flat['longest'] == 10
+
+
+def test_a_phase_counts_in_epochs_or_weights(tmp_path):
+    """Without `steps`, shares in epochs say how long the phase is and are met; weights are shares
+    of the rows whatever the sizes."""
+    sources = sources_of(tmp_path, a=3200, b=800)
+    s = dict(sources={'a': 1.5, 'b': 4.0}, mix_by='epochs', batch_tokens=64, micro_tokens=32, seq_len=32, seed=1,
+             mask_rate=0.2, max_steps=0, phases=[dict(name='x'), dict(name='y', steps=10, sources={'b': 1.0})])
+    (x, y), total = data.plan(s, sources, 1)
+    assert x.steps == (1.5 * 3200 + 4 * 800) // 64 == 125 and (y.start, total) == (125, 135)
+    assert x.mixture.epochs() == {'a': pytest.approx(1.5), 'b': pytest.approx(4.0)}
+    assert y.mixture.epochs() == {'b': pytest.approx(10 * 64 / 800)}
+    (x,), _ = data.plan(s | dict(mix_by='weight', phases=[dict(name='x', steps=100)], sources={'a': 1.0, 'b': 3.0}), sources, 1)
+    assert x.mixture.dealt(200).tolist() == [50, 150]
+    with pytest.raises(ValueError, match='3 ranks: change micro_tokens'):
+        data.plan(s, sources, 3)
