@@ -1,22 +1,15 @@
 """The whole run: exact resume, ranks and accumulation, phases, signals, what a user gets wrong."""
 import json
 import math
-import os
 import pathlib
-import random
-import signal
-import subprocess
 import sys
-import time
 
-import numpy as np
 import pytest
 import torch
 
 import configurator
 import data
 import model as encoder
-import prepare
 import train
 
 REPO = configurator.REPO
@@ -26,20 +19,6 @@ SMALL = ['--hidden=32', '--n_layer=4', '--n_head=2', '--ffn=48', '--window=16', 
 NEIGHBORS = ['--objective=mlm_neighbors', '--neighbor_head_kind=projection', '--neighbor_max_pairs=25']
 PHASES = "--phases=[{'name':'stable','steps':8},{'name':'extend','steps':4,'seq_len':128,'theta_global':160000.0}," \
          "{'name':'decay','steps':4,'sources':{'b':1.0}}]"
-
-
-@pytest.fixture(scope='session')
-def folder(tmp_path_factory):
-    """A prepared folder of three sources of a made-up language, through prepare.py itself."""
-    root, rng = tmp_path_factory.mktemp('corpus'), random.Random(1)
-    letters = 'ابتثجحخدذرزسشصضطظعغفقكلمنهوي'
-    words = [''.join(rng.choices(letters, k=rng.randint(2, 6))) for _ in range(300)]
-    for source in 'abc':
-        lines = (' '.join(rng.choices(words, k=rng.randint(4, 60))) for _ in range(250))
-        (root / f'{source}.txt').write_text('\n'.join(lines), 'utf-8')
-    prepare.prepare(configurator.load(vars(prepare), [f'--text={root}/*.txt', f'--out_dir={root}/data',
-                                                      '--vocab_size=400', '--heldout=0.1', '--heldout_sources=c']))
-    return root / 'data'
 
 
 def settings(folder, out, *flags):
@@ -74,14 +53,6 @@ def same(a, b):
         return torch.equal(x, y) if isinstance(x, torch.Tensor) else x == y
     return all(equal(a[k], b[k]) for k in ('step', 'phase', 'raw', 'ema', 'optimizer', 'began'))
 
-
-def command(folder, out, *flags, ranks=1):
-    start = [sys.executable] if ranks == 1 else \
-        [sys.executable, '-m', 'torch.distributed.run', '--standalone', f'--nproc_per_node={ranks}']
-    return [*start, str(REPO / 'train.py'), *SMALL, f'--data_dir={folder}', f'--out_dir={out}', *flags]
-
-
-ONE_THREAD = dict(os.environ, OMP_NUM_THREADS='1')
 
 # ----------------------------------------------------------------------------- the schedule
 
@@ -130,14 +101,6 @@ def test_flop_per_token():
 # ------------------------------------------------------------------- one run is one sequence
 
 
-@pytest.fixture(scope='session')
-def straight(folder, tmp_path_factory):
-    """16 steps through three phases without a stop."""
-    out = tmp_path_factory.mktemp('straight') / 'run'
-    run(folder, out, *NEIGHBORS, PHASES)
-    return out
-
-
 @pytest.mark.parametrize('cut', [4, 8, 11])
 def test_stopped_and_resumed_is_straight(folder, tmp_path, straight, cut):
     """samudra#282, llm-foundry#1277: bit for bit, weights, EMA and optimizer, also at a phase's
@@ -148,25 +111,6 @@ def test_stopped_and_resumed_is_straight(folder, tmp_path, straight, cut):
     assert same(straight / 'step_00000016.pt', out / 'step_00000016.pt')
     assert losses(out) == losses(straight) and len(losses(out)) == 16
     assert [h['step'] for h in encoder.read(out / 'step_00000016.pt')['history']] == [0, cut]
-
-
-def test_killed_and_resumed_is_straight(folder, tmp_path, straight):
-    """SIGKILL at a random step of any phase, then resumed in another process: the same bits, and the log
-    lines that had been written after the checkpoint are gone."""
-    out, wait = tmp_path / 'run', random.Random(time.time_ns()).randint(2, 13)
-    process = subprocess.Popen(command(folder, out, *NEIGHBORS, PHASES, '--save_interval=1'), env=ONE_THREAD,
-                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    for line in process.stdout:
-        wait -= ': loss ' in line
-        if not wait:
-            process.send_signal(signal.SIGKILL)
-            break
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL
-    (out / 'log.jsonl').open('a').write('{"step": 99, "loss": 1.0}\n{"step": 1')  # a line cut short
-    run(folder, out, *NEIGHBORS, PHASES, '--resume')
-    assert same(straight / 'step_00000016.pt', out / 'step_00000016.pt')
-    assert losses(out) == losses(straight)
 
 
 def test_damaged_checkpoint_is_passed_over(folder, tmp_path):
@@ -258,69 +202,6 @@ def test_accumulation_changes_nothing(folder, tmp_path, objective):
             assert (other[n] - one[n]).norm() <= 1e-6 * one[n].norm() + 1e-12, n
 
 
-RANKS = '''
-import sys, torch
-sys.path.insert(0, {repo!r})
-torch.set_num_threads(1)
-import train, configurator
-for arm, argv in {arms!r}.items():
-    r = train.Run(configurator.load(vars(train), argv), vars(train))
-    step, grads = r.optimizer.step, {{}}
-    def spy(lr):
-        grads or grads.update({{n: p.grad.clone() for n, p in r.params.items()}})
-        step(lr)
-    r.optimizer.step = spy
-    losses = [r.losses(r.train_step()) for _ in range(20)]
-    torch.save(dict(grads=grads, losses=losses, raw={{n: p.data for n, p in r.params.items()}}, ema=r.ema,
-                    heldout=r.evaluate()), f'{out}/{{arm}}_{{r.world}}_{{r.rank}}.pt')
-r.ranks.close()
-'''
-
-
-@pytest.fixture(scope='session')
-def ranks(folder, tmp_path_factory):
-    """20 steps of two arms on one process and on two."""
-    out = tmp_path_factory.mktemp('ranks')
-    common = [*SMALL, f'--data_dir={folder}', f'--out_dir={out}/run', '--muon_dtype=float32']
-    arms = {'muon': [*common, *NEIGHBORS[:2]],
-            'adamw': [*common, NEIGHBORS[0], '--optimizer=adamw', '--neighbor_max_pairs=25']}
-    (out / 'ranks.py').write_text(RANKS.format(repo=str(REPO), arms=arms, out=out))
-    for n in (1, 2):
-        subprocess.run([sys.executable, '-m', 'torch.distributed.run', '--standalone', f'--nproc_per_node={n}',
-                        str(out / 'ranks.py')], check=True, env=ONE_THREAD, timeout=240)
-    return out
-
-
-@pytest.mark.parametrize('arm', ['muon', 'adamw'])
-def test_two_ranks_are_one(ranks, arm):
-    """One process × 4 micro-steps against two × 2, fp32 throughout: first gradients to 1e-6
-    relative, 20 losses of every term to 1e-6, the ranks themselves bit for bit."""
-    one, two, twin = (torch.load(ranks / f'{arm}_{f}.pt', weights_only=False) for f in ('1_0', '2_0', '2_1'))
-    for n, g in one['grads'].items():
-        assert (g - two['grads'][n]).norm() <= 1e-6 * g.norm(), n
-    for a, b in zip(one['losses'], two['losses'], strict=True):
-        assert a.keys() == b.keys() and all(abs(a[k] - b[k]) <= 1e-6 * max(1, abs(a[k])) for k in a)
-    for kind in ('grads', 'raw', 'ema'):
-        assert all(torch.equal(two[kind][n], twin[kind][n]) for n in two[kind])
-    assert two['heldout'] == twin['heldout']
-    for source, figures in one['heldout'].items():
-        assert figures['n'] == two['heldout'][source]['n']
-        assert figures['nats'] == pytest.approx(two['heldout'][source]['nats'], rel=1e-4)
-
-
-def test_saved_by_two_ranks_resumed_by_one(folder, tmp_path):
-    """bionemo-recipes#1250: the same rows, masks and counts; losses to rounding."""
-    flags = [*NEIGHBORS, PHASES, '--muon_dtype=float32']
-    out = tmp_path / 'run'
-    subprocess.run(command(folder, out, *flags, '--max_steps=6', ranks=2), check=True, env=ONE_THREAD, capture_output=True)
-    run(folder, out, *flags, '--resume')
-    run(folder, tmp_path / 'one', *flags)
-    a, b = losses(out), losses(tmp_path / 'one')
-    assert a.keys() == b.keys() and all(abs(a[k] - b[k]) < 1e-4 for k in a)
-    seen = [[x['tokens'] for x in log(o) if 'loss' in x] for o in (out, tmp_path / 'one')]
-    assert seen[0] == seen[1]
-
-
 def test_step_without_a_pair_on_any_rank(folder, tmp_path):
     """pytorch#43259: parameters that met nothing have gradient zero; the run goes on."""
     r = train.Run(settings(folder, tmp_path, *NEIGHBORS[:2], '--mask_rate=0.001'), vars(train))
@@ -340,28 +221,6 @@ def test_one_clip_of_the_whole_gradient(folder, tmp_path, monkeypatch):
     out = r.train_step()
     assert len(calls) == 1 and {id(p) for p in calls[0]} == {id(p) for p in r.params.values()}
     assert out['norm'] > 0.1
-
-# ------------------------------------------------------------------------------------ signals
-
-
-@pytest.mark.parametrize('ranks, sig', [(1, signal.SIGINT), (2, signal.SIGTERM)])
-def test_signals_save_and_exit(folder, tmp_path, ranks, sig):
-    out = tmp_path / 'run'
-    process = subprocess.Popen(command(folder, out, *NEIGHBORS, '--phases=[{"name":"stable","steps":100000}]', ranks=ranks),
-                               env=ONE_THREAD, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    lines = []
-    for line in process.stdout:
-        lines.append(line)
-        if ': loss ' in line:
-            process.send_signal(sig)
-            break
-    rest, _ = process.communicate(timeout=60)
-    assert 'stopped at step' in rest and 'train.py", line' not in rest  # torchrun's own traceback aside
-    assert ranks == 2 or process.returncode == 0
-    saved = encoder.read(sorted(out.glob('*.pt'))[-1])
-    assert saved['step'] == max(losses(out))
-    again = train.Run(settings(folder, out, *NEIGHBORS, '--phases=[{"name":"stable","steps":100000}]', '--resume'), vars(train))
-    assert again.step == saved['step']
 
 # ------------------------------------------------------------------------- what users get wrong
 
@@ -457,28 +316,6 @@ def test_differences_from_the_base_are_told(capsys):
         lines = configurator.against_base(s, vars(train), train.IDEAS)
         moved = {k for k in s.given if s[k] != configurator.load(vars(train), [s.base], paths=('data_dir', 'out_dir'))[k]}
         assert len(lines) == 1 and moved <= {'out_dir', *train.IDEAS[idea]}, name
-
-# ------------------------------------------------------------------------------------ configs
-
-
-@pytest.mark.parametrize('name', sorted(p.stem for p in (REPO / 'config').glob('*.py') if p.stem != 'demo_data'))
-def test_every_config_trains(folder, tmp_path, name):
-    """Loaded, shrunk by flags, three steps; its heads, its kind of attention, its optimizer."""
-    shrunk = [f for f in SMALL if not f.startswith('--eval_interval')]
-    argv = [str(REPO / f'config/{name}.py'), *shrunk, f'--data_dir={folder}', f'--out_dir={tmp_path}/run', '--sources={}',
-            '--whole_words=', '--vocab_size=0', '--max_steps=3', '--compile_model=False',
-            "--phases=[{'name':'stable','steps':3}]", '--decay_start=0', '--decay_end=0']
-    train.main(argv)
-    saved = encoder.read(tmp_path / 'run' / 'step_00000003.pt')
-    got = [x['loss'] for x in log(tmp_path / 'run') if 'loss' in x]
-    assert len(got) == 3 and all(map(math.isfinite, got)) and got[2] < got[0]
-    assert ('objective.heads.weight' in saved['raw']) == (name in ('v5', 'v4_neighbors'))
-    assert ('objective.heads.3.weight' in saved['raw']) == (name in ('v6', 'tiny'))
-    assert ('model.encoder.blocks.0.attention.q_norm.weight' in saved['raw']) == (name != 'neobert')
-    muon = any('momentum_buffer' in state for state in saved['optimizer']['state'].values())
-    assert muon == (name in ('v5', 'v6', 'v4_muon', 'pilot_muon', 'tiny'))
-    net, _ = encoder.load(tmp_path / 'run' / 'step_00000003.pt')  # needs nothing else
-    assert np.isfinite(net.decode(net(torch.tensor([2, 9, 3]), torch.tensor([0, 3]), 3)).detach().numpy()).all()
 
 
 def test_without_a_gpu_nothing_asks_for_one():
