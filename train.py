@@ -100,7 +100,7 @@ peak_tflops = 0.0          # the machine's dense peak, for MFU; 0: MFU is not pr
 # machine
 device = 'auto'
 dtype = 'auto'             # of the products: bfloat16 where it is fast, else float32
-compile_model = False      # torch.compile the encoder, in place
+compile_model = False      # torch.compile the encoder, in place; on CUDA only
 seed = 1337
 
 CHOICES = dict(schedule=('wsd', 'cosine'), mask_replace=('mask', '80_10_10'), mix_by=('epochs', 'weight'),
@@ -226,6 +226,7 @@ class Run:
         shape = {f.name: s[f.name] for f in fields(encoder.Config)}
         self.config = encoder.Config(**shape | {'vocab_size': vocab_size})
         torch.manual_seed(s['seed'])
+        self.model = encoder.MaskedLM(self.config)  # before the objective: one seed, one init, whatever the heads
         self.objective = objectives.build(s, s['hidden'])
         self.ranks = Ranks(s['device'])
         self.rank, self.world, self.device = self.ranks.rank, self.ranks.world, self.ranks.device
@@ -234,7 +235,6 @@ class Run:
         bf16 = s['dtype'] == 'bfloat16' or s['dtype'] == 'auto' and fast_bfloat16(self.device)
         self.autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=bf16)
 
-        self.model = encoder.MaskedLM(self.config)
         self.root = nn.ModuleDict({'model': self.model, 'objective': self.objective}).to(self.device)
         self.params = dict(self.root.named_parameters())
         self.ema = {n: p.detach().clone() for n, p in self.params.items()}
@@ -246,7 +246,7 @@ class Run:
         self.began = {}  # held-out perplexity at the beginning of the phase
         if s['resume']:
             self.load(encoder.newest(self.out))
-        if s['compile_model']:
+        if s['compile_model'] and self.device.type == 'cuda':  # off CUDA, attention's shapes follow the documents
             self.model.encoder.compile()  # in place: no prefix in any key
         self.lines = [self.optimizer.describe(), *configurator.against_base(s, defaults or {}, IDEAS)]
 
@@ -312,12 +312,11 @@ class Run:
         length = min(self.s['seq_len'], 1024)
         predict = evaluation.predictor(self.model)
         self.swap_ema()
-        try:
+        with torch.compiler.set_stance('force_eager'):  # batches of every size: each would be compiled
             sums = {name: evaluation.perplexity(predict, source.pieces(length, self.s['eval_tokens']), chars,
                                                 share=(self.rank, self.world))
                     for name, source in self.held_out.items()}
-        finally:
-            self.swap_ema()
+        self.swap_ema()
         total = self.ranks.sum(torch.tensor(np.stack(list(sums.values()))))
         return {name: evaluation.figures(row.numpy()) for name, row in zip(sums, total)}
 

@@ -143,8 +143,7 @@ def test_every_config_trains(folder, tmp_path, name):
     """Loaded, shrunk by flags, three steps; its heads, its kind of attention, its optimizer."""
     shrunk = [f for f in SMALL if not f.startswith('--eval_interval')]
     argv = [str(REPO / f'config/{name}.py'), *shrunk, f'--data_dir={folder}', f'--out_dir={tmp_path}/run', '--sources={}',
-            '--whole_words=', '--vocab_size=0', '--max_steps=3', '--compile_model=False',
-            "--phases=[{'name':'stable','steps':3}]", '--decay_start=0', '--decay_end=0']
+            '--whole_words=', '--vocab_size=0', '--max_steps=3', "--phases=[{'name':'stable','steps':3}]", '--decay_start=0', '--decay_end=0']
     train.main(argv)
     saved = encoder.read(tmp_path / 'run' / 'step_00000003.pt')
     got = [x['loss'] for x in log(tmp_path / 'run') if 'loss' in x]

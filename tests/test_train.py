@@ -172,6 +172,13 @@ def test_ema_starts_warm_and_is_apart(folder, tmp_path):
     assert torch.equal(r.params[name], raw) and not torch.equal(r.ema[name], raw)
 
 
+def test_arms_share_their_init(folder, tmp_path):
+    """Runs that differ in the objective alone begin with the same encoder."""
+    arms = [train.Run(settings(folder, tmp_path, *flags), vars(train)) for flags in ([], NEIGHBORS, NEIGHBORS[:1])]
+    for name, p in arms[0].params.items():
+        assert all(torch.equal(p, arm.params[name]) for arm in arms[1:])
+
+
 def test_golden_losses(folder, tmp_path):
     """20 steps on a CPU, as they were when this was written: a change of any default, of the
     init, of the data order or of the optimizer shows here. Other CPUs round otherwise."""
