@@ -363,6 +363,8 @@ class Phase:
 
 def reached(s):
     """The entries of `phases` that the run comes to before max_steps."""
+    if not s['phases'] or not all(isinstance(p, dict) and isinstance(p.get('steps', 0), int) for p in s['phases']):
+        raise ValueError(f"phases={s['phases']!r}: a list of at least one dict, such as [dict(name='stable', steps=1000)]")
     starts = itertools.accumulate((p.get('steps', 0) for p in s['phases']), initial=0)
     return [p for p, start in zip(s['phases'], starts) if not s['max_steps'] or start < s['max_steps']]
 
@@ -370,8 +372,6 @@ def reached(s):
 def plan(s, train_sources, world):
     """Every phase that the run reaches, in order, checked before the first step; and the steps
     of all phases, also of those that max_steps cuts off: the length of the schedule."""
-    if not s['phases']:
-        raise ValueError("phases=[]: a run has at least one, such as [dict(name='stable', steps=1000)]")
     phases = []
     for index, entry in enumerate(reached(s)):
         phases.append(Phase(index, entry, s, train_sources, phases[-1].end if phases else 0, world))

@@ -9,6 +9,7 @@
 A step is `batch_tokens` tokens whatever the number of ranks; Ctrl-C and SIGTERM save and exit.
 """
 import fcntl
+import importlib.util
 import itertools
 import json
 import math
@@ -194,17 +195,12 @@ class Run:
     def __init__(self, s, defaults=None):
         """Sets up from Settings. Raises ValueError or OSError with one line for what a user got
         wrong, before any output file is touched."""
-        self.s, self.step, self.history = s, 0, []
+        self.s, self.step, self.history, self.lines = s, 0, [], []
         for name, choices in CHOICES.items():
             if s[name] not in choices:
                 raise ValueError(f'{name}={s[name]!r}: choose one of {", ".join(choices)}')
-        self.events = None
-        if s['tensorboard']:
-            try:
-                from torch.utils.tensorboard import SummaryWriter
-            except ImportError:
-                raise ValueError('tensorboard=True: the package is missing; pip install tensorboard') from None
-            self.events = SummaryWriter
+        if s['tensorboard'] and not importlib.util.find_spec('tensorboard'):
+            raise ValueError('tensorboard=True: the package is missing; pip install tensorboard')
         for name in (*POSITIVE, *NOT_NEGATIVE):
             if not (s[name] > 0 or s[name] == 0 and name in NOT_NEGATIVE):
                 raise ValueError(f'{name}={s[name]}: must be {"at least" if name in NOT_NEGATIVE else "above"} 0')
@@ -248,7 +244,7 @@ class Run:
             self.load(encoder.newest(self.out))
         if s['compile_model'] and self.device.type == 'cuda':  # off CUDA, attention's shapes follow the documents
             self.model.encoder.compile()  # in place: no prefix in any key
-        self.lines = [self.optimizer.describe(), *configurator.against_base(s, defaults or {}, IDEAS)]
+        self.lines += [self.optimizer.describe(), *configurator.against_base(s, defaults or {}, IDEAS)]
 
     # -- one step
 
@@ -363,11 +359,9 @@ class Run:
         self.step, self.history, self.began = saved['step'], saved['history'], saved['began']
         shards = {x.path.name: x.info['sha256'] for source in self.sources.values() for x in source.shards}
         changed = {k: (v, self.s[k]) for k, v in saved['settings'].items() if self.s.get(k) != v and k != 'resume'}
-        self.resumed = [f'resumed {path} at step {self.step}'] + [f'  {k}: {a!r} → {b!r}' for k, (a, b) in changed.items()]
+        self.lines = [f'resumed {path} at step {self.step}'] + [f'  {k}: {a!r} → {b!r}' for k, (a, b) in changed.items()]
         if shards != saved['shards']:
-            self.resumed.append('warning: the training shards are not those of the checkpoint; the rows will differ')
-
-    resumed = ()
+            self.lines.append('warning: the training shards are not those of the checkpoint; the rows will differ')
 
 
 def told_to_stop(signum=None, frame=None):
@@ -424,7 +418,9 @@ def train(run):
     log = board = None
     if first:
         log = open_log(run.out / 'log.jsonl', run.step)
-        board = run.events(run.out) if run.events else None
+        if s['tensorboard']:
+            from torch.utils.tensorboard import SummaryWriter
+            board = SummaryWriter(run.out)
     run.history.append(dict(step=run.step, settings={k: s[k] for k in sorted(s.given) if k in s}, git=revision(),
                             torch=str(torch.__version__), world=run.world))
     bar = tqdm(total=run.stop_at, initial=run.step, disable=not first or not sys.stderr.isatty(), smoothing=0.1)
@@ -454,7 +450,7 @@ def train(run):
             run.began = {n: f['perplexity'] for n, f in found.items() if f['n']}
         return found
 
-    for line in (*run.resumed, *run.lines):
+    for line in run.lines:
         say(line)
     for p in run.phases:
         say(f'phase {p.name}: steps {p.start} to {p.end}, rows of {p.s["seq_len"]}, theta {p.s["theta_local"]:g} / '
@@ -477,8 +473,7 @@ def train(run):
                 f'lr {lr_now:.2e} norm {float(out["norm"]):.2f} {speed:,.0f} tokens/s' +
                 (f' MFU {mfu["mfu"]:.1%}' if mfu else ''))
             if not math.isfinite(losses['loss']):
-                raise FloatingPointError(f'the loss is {losses["loss"]} at step {run.step}: nothing was saved since the '
-                                         f'last checkpoint in {run.out}; resume from there with a lower lr')
+                raise FloatingPointError(f'the loss is {losses["loss"]}: resume from the last checkpoint with a lower lr')
         edge = run.step == phase.end
         if edge or last or run.step % s['eval_interval'] == 0:
             found = look(edge)
