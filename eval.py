@@ -342,6 +342,10 @@ def main(argv):
         sys.stdout.reconfigure(errors='backslashreplace')  # Arabic must not fail in a C locale
         if not any(s[name] for name in (*MEASURES, 'fill')):
             raise ValueError('nothing asked: give --ppl, --infill, --separation, --heads or --fill TEXT')
+        for name in ('seq_len', 'eval_tokens', 'n_spans', 'n_pairs', 'top', 'seed', 'batch_tokens'):
+            least = int(name in ('n_spans', 'n_pairs', 'top', 'batch_tokens'))
+            if s[name] < least:
+                raise ValueError(f'{name}={s[name]}: must be at least {least}')
         best = 'cuda' if torch.cuda.is_available() else 'cpu'
         s['device'] = best if s['device'] == 'auto' else s['device']
         if s['device'].split(':')[0] not in ('cpu', best):

@@ -199,6 +199,8 @@ class Run:
         for name, choices in CHOICES.items():
             if s[name] not in choices:
                 raise ValueError(f'{name}={s[name]!r}: choose one of {", ".join(choices)}')
+        if s['device'] == 'cuda' and not torch.cuda.is_available():
+            raise ValueError("device='cuda': this machine has no CUDA device that torch can use; set device=auto")
         if s['tensorboard'] and not importlib.util.find_spec('tensorboard'):
             raise ValueError('tensorboard=True: the package is missing; pip install tensorboard')
         for name in (*POSITIVE, *NOT_NEGATIVE):
@@ -376,6 +378,8 @@ told_to_stop.signal = None
 
 def claim(out, fresh):
     """Takes the folder for this run alone; a fresh run moves an earlier one aside. → the lock."""
+    if out.exists() and not out.is_dir():
+        raise ValueError(f'{out}: a file stands where the run would be written; choose another --out_dir')
     out.mkdir(parents=True, exist_ok=True)
     lock = open(out / 'lock', 'w')
     try:

@@ -257,6 +257,15 @@ def test_mistakes_are_one_line_and_leave_nothing(folder, tmp_path, capsys, flag,
     assert not out.exists()
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason='there is one')
+def test_a_gpu_that_is_not_there(folder, tmp_path, capsys):
+    out = tmp_path / 'run'
+    assert "device='cuda'" in refused(capsys, *SMALL, f'--data_dir={folder}', f'--out_dir={out}', '--device=cuda')
+    out.write_text('mine')
+    assert 'a file stands where' in refused(capsys, *SMALL, f'--data_dir={folder}', f'--out_dir={out}')
+    assert out.read_text() == 'mine'
+
+
 def test_v5_without_its_data(capsys, tmp_path):
     line = refused(capsys, str(REPO / 'config/v5.py'), f'--out_dir={tmp_path}/run', f'--data_dir={tmp_path}')
     assert all(s in line for s in ('aramix_v3_sd', 'dialect_tunisian', 'missing', 'prepare.py --text'))
