@@ -307,8 +307,7 @@ class Run:
     def evaluate(self):
         """Held-out figures of every source under the EMA weights, the work shared by all ranks."""
         chars = evaluation.characters(Tokenizer.from_str(self.tokenizer))
-        length = min(self.s['seq_len'], 1024)
-        predict = evaluation.predictor(self.model)
+        predict, length = evaluation.predictor(self.model), min(self.s['seq_len'], 1024)
         self.swap_ema()
         with torch.compiler.set_stance('force_eager'):  # batches of every size: each would be compiled
             sums = {name: evaluation.perplexity(predict, source.pieces(length, self.s['eval_tokens']), chars,
@@ -419,7 +418,7 @@ def revision():
 def train(run):
     """Runs to the end, or to a signal; → the last evaluation."""
     s, first = run.s, run.rank == 0
-    log = board = None
+    board = None
     if first:
         log = open_log(run.out / 'log.jsonl', run.step)
         if s['tensorboard']:
@@ -491,8 +490,6 @@ def train(run):
             say(f'stopped at step {run.step} by a signal; saved. Add --resume to go on')
             break
     bar.close()
-    if first:
-        log.close()
     return found
 
 
@@ -507,8 +504,7 @@ def main(argv):
         signal.signal(sig, told_to_stop)
     train(run)
     run.ranks.close()
-    if lock:
-        lock.close()
+    del lock  # held until here
 
 
 if __name__ == '__main__':

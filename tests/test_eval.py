@@ -374,6 +374,8 @@ def test_users_mistakes(house, capsys):
         return line
     ckpt, mlm = f'--ckpt={house}/out/run', f'--ckpt={house}/out/mlm'
     (house / 'broken.pt').write_bytes(b'PK')
+    assert 'seed=-1: must be at least 0' in refused('--ppl', ckpt, '--seed=-1')
+    assert 'n_spans=0: must be at least 1' in refused('--infill', ckpt, '--n_spans=0')
     assert 'nowhere.pt: no checkpoint' in refused('--ppl', f'{mlm},{house}/nowhere.pt')
     assert 'in this folder' in refused('--ppl', f'--ckpt={house}/data')
     assert 'no checkpoint yet' in refused('--ppl', f'--out_dir={house}/data')
