@@ -74,7 +74,7 @@ def ranks(folder, tmp_path_factory):
     """20 steps of two arms on one process and on two."""
     out = tmp_path_factory.mktemp('ranks')
     common = [*SMALL, f'--data_dir={folder}', f'--out_dir={out}/run', '--muon_dtype=float32']
-    arms = {'muon': [*common, *NEIGHBORS[:2]],
+    arms = {'muon': [*common, *NEIGHBORS[:2]], 'muon_bf16': [*common, *NEIGHBORS[:2], '--muon_dtype=bfloat16'],
             'adamw': [*common, NEIGHBORS[0], '--optimizer=adamw', '--neighbor_max_pairs=25']}
     (out / 'ranks.py').write_text(RANKS.format(repo=str(REPO), arms=arms, out=out))
     for n in (1, 2):
@@ -83,21 +83,21 @@ def ranks(folder, tmp_path_factory):
     return out
 
 
-@pytest.mark.parametrize('arm', ['muon', 'adamw'])
-def test_two_ranks_are_one(ranks, arm):
-    """One process × 4 micro-steps against two × 2, fp32 throughout: first gradients to 1e-6
-    relative, 20 losses of every term to 1e-6, the ranks themselves bit for bit."""
+@pytest.mark.parametrize('arm, tolerance', [('muon', 1e-6), ('adamw', 1e-6), ('muon_bf16', 1e-3)])
+def test_two_ranks_are_one(ranks, arm, tolerance):
+    """One process × 4 micro-steps against two × 2: first gradients to 1e-6 relative, 20 losses of
+    every term to 1e-6 (1e-3 where Newton-Schulz runs in bf16), the ranks themselves bit for bit."""
     one, two, twin = (torch.load(ranks / f'{arm}_{f}.pt', weights_only=False) for f in ('1_0', '2_0', '2_1'))
     for n, g in one['grads'].items():
         assert (g - two['grads'][n]).norm() <= 1e-6 * g.norm(), n
     for a, b in zip(one['losses'], two['losses'], strict=True):
-        assert a.keys() == b.keys() and all(abs(a[k] - b[k]) <= 1e-6 * max(1, abs(a[k])) for k in a)
+        assert a.keys() == b.keys() and all(abs(a[k] - b[k]) <= tolerance * max(1, abs(a[k])) for k in a)
     for kind in ('grads', 'raw', 'ema'):
         assert all(torch.equal(two[kind][n], twin[kind][n]) for n in two[kind])
     assert two['heldout'] == twin['heldout']
     for source, figures in one['heldout'].items():
         assert figures['n'] == two['heldout'][source]['n']
-        assert figures['nats'] == pytest.approx(two['heldout'][source]['nats'], rel=1e-4)
+        assert figures['nats'] == pytest.approx(two['heldout'][source]['nats'], rel=max(tolerance, 1e-4))
 
 
 def test_saved_by_two_ranks_resumed_by_one(folder, tmp_path):
