@@ -88,6 +88,8 @@ def test_packed_is_alone_is_padded():
         for a, b in zip(cu.tolist(), cu.tolist()[1:]):
             alone = net(ids[a:b], torch.tensor([0, b - a], dtype=torch.int32), b - a)
             torch.testing.assert_close(h[a:b], alone, rtol=1e-5, atol=1e-5)
+        padded = net(torch.cat([ids, torch.zeros(4, dtype=torch.long)]), torch.cat([cu, cu[-1:] + 4]), longest)
+        torch.testing.assert_close(padded[:len(ids)], h, rtol=1e-5, atol=1e-5)
         for d in range(len(lengths)):  # change one document, the others stay bit for bit
             a, b = cu[d], cu[d + 1]
             other = ids.clone()
