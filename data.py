@@ -5,6 +5,8 @@ inside the row by their boundaries. A batch is a pure function of (seed, step): 
 loader state, so a resumed run sees the same rows and masks, on any number of ranks. Memory does
 not grow with the corpus: shards are memory-mapped and orders are computed, not stored.
 """
+import collections
+import concurrent.futures
 import functools
 import hashlib
 import itertools
@@ -33,38 +35,39 @@ class ShardWriter:
         self.path, self.source, self.split = pathlib.Path(path), source, split
         self.vocab_size, self.tokenizer_hash = vocab_size, tokenizer_hash
         self.dtype = np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
-        self.n_tokens, self.lengths, self.bits = 0, [], []
+        self.n_tokens, self.n_docs, self.lengths, self.bits, self.loose = 0, 0, [], [], np.zeros(0, bool)
         self.sha = hashlib.sha256()  # of the body
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.temporary = self.path.with_suffix('.bin.tmp')
         self.file = open(self.temporary, 'wb')
         self.file.write(bytes(BODY))
 
-    @property
-    def n_docs(self):
-        return len(self.lengths)
-
     def write(self, array):
-        self.sha.update(array.tobytes())
-        self.file.write(array.tobytes())
+        self.sha.update(array)
+        self.file.write(array)
 
-    def add(self, ids, starts):
-        """One document: ids (n,) with its [CLS] and [SEP]; starts (n,) bool, first of a word."""
-        ids = np.asarray(ids)
-        if len(ids) != len(starts) or not len(ids):
-            raise ValueError(f'{self.path}: a document of {len(ids)} ids, {len(starts)} word bits')
+    def add(self, ids, starts, lengths=None):
+        """Documents end to end, of these lengths; without them one. ids (n,) with their [CLS] and
+        [SEP]; starts (n,) bool, first of a word."""
+        ids, lengths = np.asarray(ids), np.asarray([len(ids)] if lengths is None else lengths, np.int64)
+        if len(ids) != len(starts) or len(ids) != lengths.sum() or not (lengths > 0).all():
+            raise ValueError(f'{self.path}: {len(ids)} ids, {len(starts)} word bits, documents of {lengths}')
         if ids.min() < 0 or ids.max() >= self.vocab_size:
             raise ValueError(f'{self.path}: id {ids.max()} is outside the vocabulary of {self.vocab_size}')
         self.write(ids.astype(self.dtype))
         self.n_tokens += len(ids)
-        self.lengths.append(len(ids))
-        self.bits.append(np.asarray(starts, bool))
+        self.n_docs += len(lengths)
+        self.lengths.append(lengths)
+        bits = np.concatenate([self.loose, np.asarray(starts, bool)])
+        whole = len(bits) // 8 * 8
+        self.bits.append(np.packbits(bits[:whole]))
+        self.loose = bits[whole:]
 
     def close(self, **counts):
         """Writes the rest, fsyncs, renames; counts go into the JSON sidecar."""
         self.write(np.zeros(-self.n_tokens * self.dtype.itemsize % 8, np.uint8))  # align the offsets
-        self.write(np.concatenate([[0], np.cumsum(self.lengths, dtype=np.int64)]).astype(np.int64))
-        self.write(np.packbits(np.concatenate(self.bits or [np.zeros(0, bool)])))
+        self.write(np.cumsum(np.concatenate([[0], *self.lengths]), dtype=np.int64))
+        self.write(np.concatenate([*self.bits, np.packbits(self.loose)]))
         self.file.seek(0)
         self.file.write(HEADER.pack(MAGIC, VERSION, self.dtype.itemsize, self.vocab_size, self.n_tokens,
                                     self.n_docs, bytes.fromhex(self.tokenizer_hash)))
@@ -98,20 +101,43 @@ class Shard:
             raise ValueError(f'{path}: {size} bytes where its header ({n} tokens) makes {whole}; {remedy}')
         if not n:
             raise ValueError(f'{path}: an empty shard (0 tokens); delete it or {remedy}')
-        self.tokenizer_hash, self.n_tokens = digest.hex(), n
-        self.ids = np.memmap(path, f'<u{item}', 'r', BODY, (n,))
-        self.offsets = np.memmap(path, '<i8', 'r', at_offsets, (d + 1,))
-        self.bits = np.memmap(path, np.uint8, 'r', at_offsets + 8 * (d + 1), ((n + 7) // 8,))
-        if self.offsets[0] != 0 or self.offsets[-1] != n:
-            raise ValueError(f'{path}: its document offsets end at {self.offsets[-1]}, not at {n}; {remedy}')
+        self.tokenizer_hash, self.n_tokens, self.n_docs = digest.hex(), n, d
+        def view(dtype, at, shape):  # plain arrays: a memmap's own slicing is slow
+            return np.asarray(np.memmap(path, dtype, 'r', at, shape))
+        self.ids = view(f'<u{item}', BODY, (n,))
+        self.offsets = view('<i8', at_offsets, (d + 1,))
+        self.bits = view(np.uint8, at_offsets + 8 * (d + 1), ((n + 7) // 8,))
+        if self.offsets[0] != 0 or self.offsets[-1] != n or (self.offsets[1:] <= self.offsets[:-1]).any():
+            raise ValueError(f'{path}: its document offsets do not rise from 0 to {n}: damaged; {remedy}')
         sidecar = self.path.with_suffix('.json')
-        if not sidecar.is_file():
-            raise ValueError(f'{path}: its sidecar {sidecar.name} is missing; {remedy}')
-        self.info = json.loads(sidecar.read_text('utf-8'))
+        try:
+            self.info = json.loads(sidecar.read_text('utf-8'))
+            told = [self.info[k] for k in ('tokens', 'documents', 'vocab_size', 'tokenizer_hash', 'source', 'sha256')]
+        except FileNotFoundError:
+            raise ValueError(f'{path}: its sidecar {sidecar.name} is missing; {remedy}') from None
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f'{sidecar}: damaged ({type(error).__name__}: {error}); {remedy}') from None
+        if told[:4] != [n, d, self.vocab_size, self.tokenizer_hash] or not all(isinstance(t, str) for t in told[3:]):
+            raise ValueError(f'{sidecar}: does not describe {self.path.name} ({n} tokens, {d} documents); {remedy}')
+
+    def tokens(self, a, b):
+        """Tokens a … b-1: (b-a,) int64. ValueError where an id is outside the vocabulary."""
+        ids = self.ids[a:b].astype(np.int64)
+        if ids.max() >= self.vocab_size:
+            raise ValueError(f'{self.path}: id {ids.max()} at token {a} … {b} is outside the '
+                             f'vocabulary of {self.vocab_size}: the file is damaged, make it again')
+        return ids
 
     def starts(self, a, b):
         """Word-start bits of tokens a … b-1: (b-a,) bool."""
-        return np.unpackbits(self.bits[a // 8:(b + 7) // 8])[a % 8:a % 8 + b - a].astype(bool)
+        return np.unpackbits(self.bits[a // 8:(b + 7) // 8])[a % 8:a % 8 + b - a].view(bool)
+
+    def verify(self):
+        """Reads the whole file; ValueError unless its checksum is the one it was written with."""
+        with open(self.path, 'rb') as file:
+            file.seek(BODY)
+            if hashlib.file_digest(file, 'sha256').hexdigest() != self.info['sha256']:
+                raise ValueError(f'{self.path}: its checksum is not that of its sidecar: damaged; make it again')
 
 
 class Source:
@@ -121,7 +147,7 @@ class Source:
         self.name, self.shards = name, shards
         self.edges = np.cumsum([0] + [s.n_tokens for s in shards])  # (shards + 1,)
         self.n_tokens, self.vocab_size = int(self.edges[-1]), shards[0].vocab_size
-        self.n_docs = sum(len(s.offsets) - 1 for s in shards)
+        self.n_docs = sum(s.n_docs for s in shards)
 
     def read(self, at, n):
         """n tokens from position `at`, around the end if need be:
@@ -132,16 +158,13 @@ class Source:
             k = int(np.searchsorted(self.edges, at, 'right')) - 1
             shard, a = self.shards[k], at - int(self.edges[k])
             b = min(a + n - done, shard.n_tokens)
-            ids.append(shard.ids[a:b].astype(np.int64))
+            ids.append(shard.tokens(a, b))
             starts.append(shard.starts(a, b))
             first, last = np.searchsorted(shard.offsets, [a, b])
-            bounds.append(np.asarray(shard.offsets[first:last]) - a + done)
-            if ids[-1].max() >= self.vocab_size:
-                raise ValueError(f'{shard.path}: id {ids[-1].max()} at token {a} … {b} is outside the '
-                                 f'vocabulary of {self.vocab_size}: the file is damaged, make it again')
+            bounds.append(shard.offsets[first:last] - a + done)
             done, at = done + b - a, at + b - a
-        bounds = np.concatenate(bounds)
-        return np.concatenate(ids), np.concatenate(starts), bounds[bounds > 0]
+        ids, starts, bounds = (x[0] if len(x) == 1 else np.concatenate(x) for x in (ids, starts, bounds))
+        return ids, starts, bounds[bounds > 0]
 
     def pieces(self, longest, limit=0):
         """Documents in order, cut into pieces of at most `longest` tokens, as (ids, starts);
@@ -154,11 +177,11 @@ class Source:
                         return
                     d = min(c + longest, int(b))
                     given += d - c
-                    yield shard.ids[c:d].astype(np.int64), shard.starts(c, d)
+                    yield shard.tokens(c, d), shard.starts(c, d)
 
 
-def open_sources(data_dir, split, names=()):
-    """{name: Source} of all shards in data_dir/split, `names` among them.
+def open_sources(data_dir, split, names=(), verify=False):
+    """{name: Source} of all shards in data_dir/split, `names` among them; verify: by their checksums too.
     Raises FileNotFoundError or ValueError with one line that says what to do."""
     folder = pathlib.Path(data_dir) / split
     make = f"make them with: python prepare.py --text='YOUR/*.jsonl' --out_dir={data_dir}"
@@ -167,17 +190,35 @@ def open_sources(data_dir, split, names=()):
         found.setdefault(s.info['source'], []).append(s)
         if s.tokenizer_hash != shards[0].tokenizer_hash or s.vocab_size != shards[0].vocab_size:
             raise ValueError(f'{s.path}: written with another tokenizer than {shards[0].path}; {make}')
+        if verify:
+            s.verify()
     missing = [n for n in names if n not in found]
     if missing or not shards:
         there = f' (there are {", ".join(found)})' if found else ''
-        raise FileNotFoundError(f'{folder}: the shards of {", ".join(missing) or "every source"} are missing{there}; {make}')
+        small = ', with --heldout=0.05 if there is little text' if split == 'heldout' else ''
+        raise FileNotFoundError(f'{folder}: the shards of {", ".join(missing) or "every source"} are missing{there}; {make}{small}')
+    for name, asked in written(data_dir, split).items():
+        if name in found and len(found[name]) < asked:
+            raise FileNotFoundError(f'{folder}: {len(found[name])} of the {asked} shards of {name} are there, by report.json; '
+                                    'copy the rest too, or prepare the folder again')
     return {n: Source(n, group) for n, group in found.items()}
+
+
+def written(data_dir, split):
+    """{source: its number of shards} that prepare.py reports; {} without a report."""
+    path = pathlib.Path(data_dir) / 'report.json'
+    if not path.exists():
+        return {}
+    try:
+        return {n: of[split]['shards'] for n, of in json.loads(path.read_text('utf-8'))['sources'].items() if split in of}
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f'{path}: damaged ({type(error).__name__}: {error}); prepare the folder again') from None
 
 
 def tokenizer_json(data_dir, sources):
     """The text of data_dir/tokenizer.json, checked against the hash in the shards."""
     path = pathlib.Path(data_dir) / 'tokenizer.json'
-    text = path.read_text('utf-8')
+    text = path.read_bytes().decode('utf-8', 'replace')  # what is damaged has another hash
     shard = next(iter(sources.values())).shards[0]
     if hashlib.sha256(text.encode()).hexdigest() != shard.tokenizer_hash:
         raise ValueError(f'{path}: not the tokenizer that {shard.path} was written with; prepare the folder again')
@@ -213,7 +254,8 @@ class Mixture:
     shares: {name: share of the rows}. Slots are dealt in windows that hold every source in its
     share, shuffled inside; a source's rows run through its epochs in order, and each epoch has
     its own offset of the row grid and its own order of rows. An epoch is floor(N / seq_len)
-    rows: no token twice, fewer than seq_len left out, others each time.
+    rows: no token twice, and what is left out, a tail of fewer than seq_len tokens, comes first
+    in the next: between one and two epochs, every token is seen once or twice.
     """
 
     def __init__(self, sources, shares, seq_len, total, seed, phase):
@@ -229,7 +271,7 @@ class Mixture:
         self.upto[-1] = 1.0
         self.window = int(np.ceil(32 / (weights / weights.sum()).min()))
         self.seed, self.phase = seed, phase
-        self.window_rows = functools.lru_cache(4)(self.window_rows)
+        self.window_rows, self.grid = functools.lru_cache(4)(self.window_rows), functools.lru_cache(4096)(self.grid)
 
     def dealt(self, slots):
         """Rows of each source among the first `slots`: (sources,) int."""
@@ -253,26 +295,42 @@ class Mixture:
         """slot → (index of the source, position of the row's first token in it)."""
         source, nth = self.window_rows(slot // self.window)
         s, k = int(source[slot % self.window]), int(nth[slot % self.window])
-        n_rows = self.sources[s].n_tokens // self.seq_len
-        epoch, k = divmod(k, n_rows)
+        N, L = self.sources[s].n_tokens, self.seq_len
+        n = N // L
+        epoch, k = divmod(k, n)
+        offset, tail, key = self.grid(s, epoch)
+        first = 0 if tail is None else (tail - offset) % N // L  # the row in which the last epoch's tail begins
+        if n < 4:
+            k = (first + k) % n
+        else:  # that row and the one after it, then the others in some order
+            k = (first + (k if k < 2 else 2 + shuffled(k - 2, n - 2, key))) % n
+        return s, (offset + k * L) % N
+
+    def grid(self, s, epoch):
+        """Of a source's epoch: where its row grid begins, at random; where the tail of the epoch
+        before begins, which its own does not overlap; the keys of its order."""
+        N, tail = self.sources[s].n_tokens, self.sources[s].n_tokens % self.seq_len
         name = int.from_bytes(hashlib.sha256(self.sources[s].name.encode()).digest()[:4], 'little')
         key = keys(self.seed, self.phase, epoch, name)
-        offset = key[0] % self.sources[s].n_tokens  # the grid's offset; the tail wraps
-        return s, (offset + shuffled(k, n_rows, key) * self.seq_len) % self.sources[s].n_tokens
-
+        if not epoch:
+            return key[0] % N, None, key
+        before = self.grid(s, epoch - 1)[0]
+        return (before + tail + key[0] % (N - 2 * tail + 1)) % N, (before - tail) % N if tail else None, key
 
 # ------------------------------------------------------------------------------ masked batches
 
-def mask_row(ids, starts, rng, rate, whole_words, vocab_size, replace='mask'):
+def mask_row(ids, starts, rng, rate, whole_words, vocab_size, replace='mask', span_mean=0.0):
     """Chooses tokens to predict and hides them in ids, in place: → positions (m,).
 
     ids (n,) of a row, starts (n,) bool; rng: numpy Generator keyed by (seed, step, row).
     Each unit, a token or with `whole_words` a word, is drawn with probability `rate` by itself;
-    a word cut by the row's edge goes by what is left of it. Specials are never drawn.
+    with span_mean > 0 the drawn ones come in runs of about that many, as often on the whole.
+    A word cut by the row's edge goes by what is left of it. Specials are never drawn: they cut a run.
     replace: 'mask' (all [MASK]) or '80_10_10' ([MASK], a random ordinary piece, unchanged).
     """
-    unit = np.cumsum(starts) if whole_words else np.arange(len(ids))
-    drawn = rng.random(unit[-1] + 1) < rate
+    unit = np.cumsum(starts, dtype=np.int32) if whole_words else np.arange(len(ids))
+    n = int(unit[-1]) + 1
+    drawn = runs(rng, n, rate, span_mean) if span_mean else rng.random(n) < rate
     masked = np.flatnonzero(drawn[unit] & (ids >= len(SPECIALS)))
     if replace == '80_10_10':
         fate = rng.random(len(masked))
@@ -281,6 +339,16 @@ def mask_row(ids, starts, rng, rate, whole_words, vocab_size, replace='mask'):
     else:
         ids[masked] = MASK
     return masked
+
+
+def runs(rng, n, rate, mean):
+    """(n,) bool: runs of True of mean length `mean` and of False between them, both geometric, begun
+    so that every place is True with probability `rate` (a two-state Markov chain in its equilibrium)."""
+    first = rng.random() < rate
+    lengths = np.empty((n, 2), np.int64)
+    lengths[:, 0 if first else 1] = rng.geometric(1 / mean, n)
+    lengths[:, 1 if first else 0] = rng.geometric(rate / (mean * (1 - rate)), n)
+    return np.repeat(np.tile([first, not first], n), lengths.ravel())[:n]
 
 
 def boundaries(bounds, total):
@@ -294,27 +362,28 @@ def boundaries(bounds, total):
     return cu
 
 
-def batch(mixture, step, slot, first, n, seed, *, mask_rate, whole_words=(), replace='mask'):
+def batch(mixture, step, slot, first, n, seed, *, mask_rate, whole_words=(), replace='mask',
+          span_mean=0.0):
     """Rows first … first+n-1 of a step whose row 0 is the mixture's `slot`, as one flat batch.
 
     ids (T,) int64 with the masks in, orig (T,), masked (M,) positions, cu (D+1,) int32,
-    longest: int, keys: (seed, step, row) of each row. T = n · seq_len.
+    longest: int, keys: (seed, step, row) and sources: the name of each row. T = n · seq_len.
     """
     L = mixture.seq_len
-    ids, orig, masked, bounds = [], [], [], []
+    ids, orig, masked, bounds, names = np.empty((n, L), np.int64), np.empty((n, L), np.int64), [], [], []
     for i in range(n):
         s, at = mixture.row(slot + first + i)
         source = mixture.sources[s]
         row, starts, inner = source.read(at, L)
-        orig.append(row.copy())
-        rng = np.random.Generator(np.random.Philox(key=np.array(keys(seed, step, first + i)[:2], np.uint64)))
-        masked.append(i * L + mask_row(row, starts, rng, mask_rate, source.name in whole_words,
-                                       source.vocab_size, replace))
-        ids.append(row)
-        bounds += [np.array([i * L] if i else [], np.int64), i * L + inner]
-    return dict(ids=np.concatenate(ids), orig=np.concatenate(orig), masked=np.concatenate(masked),
+        orig[i] = ids[i] = row
+        rng = np.random.Generator(np.random.Philox(key=keys(seed, step, first + i)[:2]))
+        masked.append(i * L + mask_row(ids[i], starts, rng, mask_rate, source.name in whole_words,
+                                       source.vocab_size, replace, span_mean))
+        bounds += [[i * L] if i else [], i * L + inner]
+        names.append(source.name)
+    return dict(ids=ids.ravel(), orig=orig.ravel(), masked=np.concatenate(masked),
                 cu=boundaries(np.concatenate(bounds), n * L), longest=L,
-                keys=[(seed, step, first + i) for i in range(n)])
+                keys=[(seed, step, first + i) for i in range(n)], sources=names)
 
 
 def flat(pieces):
@@ -325,7 +394,7 @@ def flat(pieces):
 # ------------------------------------------------------------------- the phases of a run
 
 PHASE_SETTINGS = ('seq_len', 'theta_local', 'theta_global', 'sources', 'mask_rate', 'micro_tokens',
-                  'neighbor_max_pairs')  # what a phase may set for itself
+                  'neighbor_max_pairs', 'mask_span_mean')  # what a phase may set for itself
 
 
 class Phase:
@@ -351,14 +420,29 @@ class Phase:
         if self.steps < 1 or not 0 < s['mask_rate'] <= 1:
             raise ValueError(f'phase {self.name}: steps={self.steps}, mask_rate={s["mask_rate"]}: a phase has at least one '
                              'step and a rate in (0, 1]')
+        if s['mask_span_mean'] and s['mask_span_mean'] < max(1, s['mask_rate'] / (1 - s['mask_rate'] or 1e-9)):
+            raise ValueError(f'phase {self.name}: mask_span_mean={s["mask_span_mean"]}: at least 1 and mask_rate / (1 - mask_rate); '
+                             '0 draws every word by itself')
         self.end = start + self.steps
         self.mixture = Mixture(train_sources, tokens, s['seq_len'], self.steps * self.rows, s['seed'], index)
 
     def micro_batch(self, step, i):
         """The i-th micro-batch of a step, the same whichever rank asks for it."""
-        return batch(self.mixture, step, (step - self.start) * self.rows, i * self.micro_rows, self.micro_rows,
+        return self.batch(step, i * self.micro_rows, self.micro_rows)
+
+    def batch(self, step, first, n):
+        return batch(self.mixture, step, (step - self.start) * self.rows, first, n,
                      self.s['seed'], mask_rate=self.s['mask_rate'], whole_words=self.s['whole_words'],
-                     replace=self.s['mask_replace'])
+                     replace=self.s['mask_replace'], span_mean=self.s['mask_span_mean'])
+
+    def mask_rates(self, rows=256):
+        """{source: share of its tokens, specials apart, that are masked} in the phase's first rows."""
+        masked, of = collections.Counter(), collections.Counter()
+        for i in range(min(rows, self.steps * self.rows)):
+            b = self.batch(self.start + i // self.rows, i % self.rows, 1)
+            masked[b['sources'][0]] += len(b['masked'])
+            of[b['sources'][0]] += int((b['orig'] >= len(SPECIALS)).sum())
+        return {n: masked[n] / max(of[n], 1) for n in sorted(of)}
 
 
 def reached(s):
@@ -376,3 +460,17 @@ def plan(s, train_sources, world):
     for index, entry in enumerate(reached(s)):
         phases.append(Phase(index, entry, s, train_sources, phases[-1].end if phases else 0, world))
     return phases, phases[-1].end + sum(p.get('steps', 0) for p in s['phases'][len(phases):])
+
+
+class Ahead:
+    """make(step) for one step after the other, the next one on a thread while this one is used."""
+
+    def __init__(self, make, stop_at):
+        self.make, self.stop_at, self.next = make, stop_at, {}
+        self.pool = concurrent.futures.ThreadPoolExecutor(1)
+
+    def __call__(self, step):
+        now = self.next.pop(step, None) or self.pool.submit(self.make, step)
+        if step + 1 < self.stop_at:
+            self.next = {step + 1: self.pool.submit(self.make, step + 1)}
+        return now.result()
