@@ -9,7 +9,6 @@ unknown name or a wrong type ends the program with exit code 2, before any work.
 import ast
 import contextlib
 import difflib
-import fcntl
 import itertools
 import json
 import math
@@ -17,6 +16,7 @@ import operator
 import os
 import pathlib
 import runpy
+import signal
 import sys
 import time
 import types
@@ -43,6 +43,7 @@ def fail(message, code=2):
     others let rank 0 speak first; still alive after that, a rank met a fault that rank 0 did not."""
     rank, who = os.environ.get('RANK', '0'), pathlib.Path(sys.argv[0]).name
     if rank != '0':
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a run may hold it back
         time.sleep(RANK_0_FIRST)
         who += f': rank {rank}'
     print(f'{who}: {" ".join(message.split())}', file=sys.stderr, flush=True)
@@ -222,6 +223,7 @@ def check(values, defaults, ranges, choices, where=''):
 def claim(out, own, fresh):
     """Takes a run's folder for this process alone; a fresh run moves an earlier one aside, but never a
     file of another kind. own: what the names of a run's files match. → the lock, held while it is open."""
+    import fcntl  # here, for Windows has none, and evaluates all the same
     out = out.resolve()  # a link's folder moves, not the link
     if out.exists() and not out.is_dir():
         raise ValueError(f'{out}: a file stands where the run would be written; choose another --out_dir')

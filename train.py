@@ -296,8 +296,9 @@ class Run:
         """FloatingPointError if the last step's gradient was not finite, on all ranks alike. Asked before the next
         step, log line, evaluation or checkpoint: inside the step, a GPU would wait for the next batches."""
         if not math.isfinite(self.norm):
-            raise FloatingPointError(f'step {self.step}: the norm of the gradient is {float(self.norm)}; the last good '
-                                     f'checkpoint is {self.saved or "none yet"}: go on from there with a lower --lr')
+            again = f'--resume from {self.saved}, the last good checkpoint,' if self.saved else 'start again'
+            raise FloatingPointError(f'step {self.step}: the norm of the gradient is {float(self.norm)}; '
+                                     f'{again} with a lower --lr')
 
     def phase(self, step=None):
         """The phase that a step belongs to; the last one after its end."""
@@ -449,8 +450,7 @@ def train(run):
             run.began = {n: f['perplexity'] for n, f in found.items() if f['n']}
         return found
 
-    for line in run.lines:
-        say(line)
+    say('\n'.join(run.lines))
     for p in run.phases:
         say(f'phase {p.name}: steps {p.start} to {p.end}, rows of {p.s["seq_len"]}, theta {p.s["theta_local"]:g} / '
             f'{p.s["theta_global"]:g}, epochs ' + ', '.join(f'{n} {e:.2f}' for n, e in p.mixture.epochs().items()))

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -92,14 +93,17 @@ def test_eval_beside_a_run_that_prunes(straight, tmp_path, capsys, monkeypatch):
         evaluation.main(['--ppl', f'--ckpt={tmp_path}/step_00000001.pt'])
 
 
-def test_two_ranks_before_a_locked_folder(folder, tmp_path):
-    """Rank 0 alone says it, and the other one does not go on without it."""
-    lock = configurator.claim(tmp_path / 'run', train.OWN, True)
-    done = subprocess.run(command(folder, tmp_path / 'run', ranks=2), env=ONE_THREAD, capture_output=True, text=True)
-    lock.close()
-    told = [line for line in done.stderr.splitlines() if line.startswith('train.py')]
-    assert len(told) == 1 and 'another run is writing here' in told[0] and 'train.py", line' not in done.stderr
-    assert [p.name for p in (tmp_path / 'run').iterdir()] == ['lock'] and done.stdout == ''
+@pytest.mark.parametrize('flags, said', [([], 'another run is writing here'),
+                                         (['--lr=1e30', '--optimizer=adamw', '--warmup_steps=0'], 'step 2: the norm')])
+def test_of_two_ranks_one_speaks(folder, tmp_path, flags, said):
+    """The folder is locked; the run diverges. Nothing is saved, and neither rank goes on alone."""
+    lock = nullcontext() if flags else configurator.claim(tmp_path / 'run', train.OWN, True)
+    with lock:
+        done = subprocess.run(command(folder, tmp_path / 'run', *flags, ranks=2), env=ONE_THREAD, capture_output=True,
+                              text=True)
+    told = [line for line in done.stderr.splitlines() if line.startswith('train.py: ')]
+    assert len(told) == 1 and said in told[0] and 'train.py", line' not in done.stderr
+    assert not list((tmp_path / 'run').glob('*.pt*')) and ('step' in done.stdout) == bool(flags)
 
 # ------------------------------------------------------------------------------------- ranks
 

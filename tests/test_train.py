@@ -388,7 +388,7 @@ def test_a_log_that_a_kill_cut_short(tmp_path):
     assert path.read_text('utf-8') == whole * 2
 
 
-@pytest.mark.parametrize('first', [[], ['--save_interval=1']], ids=['none yet', 'step_00000001.pt'])
+@pytest.mark.parametrize('first', [[], ['--save_interval=1']], ids=['start again', 'step_00000001.pt, the last good'])
 def test_a_gradient_that_is_not_finite_is_never_saved(folder, tmp_path, capsys, first, request):
     out = tmp_path / 'run'
     told = refused(capsys, *SMALL, f'--data_dir={folder}', f'--out_dir={out}', '--lr=1e30', '--optimizer=adamw',
