@@ -9,10 +9,14 @@ unknown name or a wrong type ends the program with exit code 2, before any work.
 import ast
 import contextlib
 import difflib
+import itertools
 import json
+import math
+import operator
 import os
 import pathlib
 import runpy
+import signal
 import sys
 import time
 import types
@@ -25,29 +29,37 @@ RANK_0_FIRST = 5  # seconds
 class Settings(dict):
     """Every setting by name, ready for JSON; `given` names those that a file or a flag set,
     `base` is what a run is compared with: the last config file's base, else the file itself."""
-    given, base, paths = frozenset(), '', ()
+    given, base, paths, order = frozenset(), '', (), {}
+
+    def since(self, name):
+        """The same, where `given` are those set in the file (or by the flags) that set `name` last, or after it."""
+        one = Settings(self)
+        one.given = frozenset(n for n in self.given if self.order[n] >= self.order.get(name, 0))
+        return one
 
 
-def fail(message):
-    """One line on stderr and exit code 2. torchrun ends every rank once one of them exits, so the
+def fail(message, code=2):
+    """One line on stderr and the exit code. torchrun ends every rank once one of them exits, so the
     others let rank 0 speak first; still alive after that, a rank met a fault that rank 0 did not."""
     rank, who = os.environ.get('RANK', '0'), pathlib.Path(sys.argv[0]).name
     if rank != '0':
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a run may hold it back
         time.sleep(RANK_0_FIRST)
         who += f': rank {rank}'
     print(f'{who}: {" ".join(message.split())}', file=sys.stderr, flush=True)
-    sys.exit(2)
+    sys.exit(code)
 
 
 @contextlib.contextmanager
 def user_errors():
-    """Around a script's set-up: what a user got wrong is one line and code 2, not a traceback."""
+    """Around a script's work: what a user got wrong is one line and code 2, not a traceback; a run
+    that diverged (FloatingPointError) is one line and code 1."""
     try:
         yield
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, FloatingPointError) as error:
         if os.environ.get('TRACE'):  # TRACE=1 shows where it came from
             raise
-        fail(str(error))
+        fail(str(error), 1 if isinstance(error, FloatingPointError) else 2)
 
 
 def load(namespace, argv, paths=(), shares=()):
@@ -60,9 +72,9 @@ def load(namespace, argv, paths=(), shares=()):
     given one; the rest of such a file is passed over, and what was taken is told.
     """
     defaults = {k: v for k, v in namespace.items() if k[0] != '_' and k == k.lower() and isinstance(v, PLAIN)}
-    out, given = Settings(defaults), set()
+    out, order = Settings(defaults), {}  # order: the place of the file that set a name
 
-    def put(name, value, where, root, text):
+    def put(name, value, where, root, text, place):
         known(name, where, defaults)
         try:
             value = fit(value, defaults[name], text)
@@ -70,26 +82,26 @@ def load(namespace, argv, paths=(), shares=()):
         except (TypeError, ValueError) as error:
             fail(f'{where}: {error}; the default is {defaults[name]!r}')
         out[name] = rooted(value, root) if name in paths else value
-        given.add(name)
+        order[name] = place
 
     for name in paths:
         out[name] = rooted(out[name], REPO)
-    files, flags = split(argv, defaults)
+    (files, flags), places = split(argv, defaults), itertools.count()
     for file in files:
         line = chain(file)
         out.base = str(line[-2:][0][0])
         training = shares and {n for _, settings in line for n in settings} & (settings_of('train.py') - set(defaults))
-        for path, settings in line:
+        for (path, settings), place in zip(line, places):
             for name, value in settings.items():
                 if not training or name in shares:
-                    put(name, value, f'{path}: {name} = {value!r}', REPO, False)
+                    put(name, value, f'{path}: {name} = {value!r}', REPO, False, place)
         if training:
-            print(f'{file}: a training config, read for ' + ', '.join(f'{n}={out[n]}' for n in shares if n in given))
+            print(f'{file}: a training config, read for ' + ', '.join(f'{n}={out[n]}' for n in shares if n in order))
     for name, value in flags:
         if name not in paths:  # a C locale hands UTF-8 over as escaped bytes, and wants paths so
             value = os.fsencode(value).decode('utf-8', 'surrogateescape')
-        put(name, value, f'--{name}={value}', pathlib.Path.cwd(), True)
-    out.given, out.paths = frozenset(given), tuple(paths)
+        put(name, value, f'--{name}={value}', pathlib.Path.cwd(), True, math.inf)
+    out.given, out.order, out.paths = frozenset(order), order, tuple(paths)
     return out
 
 
@@ -183,6 +195,63 @@ def fit(value, default, text):
     if type(value) is not kind:
         raise TypeError(f'must be {kind.__name__}')
     return value
+
+
+RULES = {'above': operator.gt, 'at least': operator.ge, 'at most': operator.le, 'below': operator.lt}
+
+
+def check(values, defaults, ranges, choices, where=''):
+    """ValueError with one line at the first value without its default's type, or that is none of its
+    choices {name: values}, or a number, alone or in a list, out of its ranges {'at most 1': names, …}."""
+    for name in [n for n in values if n in defaults]:
+        value, default, said = values[name], defaults[name], f'{where}{name}={values[name]!r}: '
+        try:
+            fit(value, default, False)
+        except TypeError as error:
+            raise ValueError(f'{said}{error}') from None
+        if value not in choices.get(name, [value]):
+            raise ValueError(f'{said}choose one of {", ".join(choices[name])}')
+        numbers = value if isinstance(value, list) else [value]
+        for rule in [r for r, names in ranges.items() if name in names]:
+            word, bound = rule.rsplit(' ', 1)
+            if not all(RULES[word](x, int(bound)) for x in numbers):
+                raise ValueError(f'{said}must be {rule}')
+            if isinstance(default, list) and len(value) != len(default):
+                raise ValueError(f'{said}must be {len(default)} numbers')
+
+
+def claim(out, own, fresh):
+    """Takes a run's folder for this process alone; a fresh run moves an earlier one aside, but never a
+    file of another kind. own: what the names of a run's files match. → the lock, held while it is open."""
+    import fcntl  # here, for Windows has none, and evaluates all the same
+    out = out.resolve()  # a link's folder moves, not the link
+    if out.exists() and not out.is_dir():
+        raise ValueError(f'{out}: a file stands where the run would be written; choose another --out_dir')
+    for kept in (pathlib.Path.cwd(), REPO, pathlib.Path(os.path.expanduser('~'))):
+        if kept.resolve().is_relative_to(out):
+            raise ValueError(f'out_dir={out}: {kept} is no folder for a run alone; choose one: --out_dir=out/NAME')
+    names = sorted(p.name for p in out.iterdir()) if out.is_dir() else []
+    foreign = [n for n in names if not own.fullmatch(n)]
+    earlier = fresh and any(n == 'log.jsonl' or n.endswith('.pt') for n in names)
+    if earlier and foreign:
+        raise ValueError(f'{out}: would be moved aside as an earlier run, but {foreign[0]} is no file of a run; '
+                         'move that elsewhere, or choose another --out_dir')
+    out.mkdir(parents=True, exist_ok=True)
+    lock = open(out / 'lock', 'a')
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        raise ValueError(f'{out}: another run is writing here; choose another --out_dir') from None
+    if earlier:
+        aside = next(p for i in itertools.count(1) if not (p := out.with_name(f'{out.name}.{i}')).exists())
+        out.rename(aside)
+        lock.close()
+        print(f'{out} held an earlier run: it is {aside} now (--resume would have gone on with it)')
+        return claim(out, own, fresh)
+    for name in names:
+        if name.endswith('.pt.tmp') and name not in foreign:  # a save that was killed
+            (out / name).unlink()
+    return lock
 
 
 def rooted(value, root):

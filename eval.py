@@ -49,6 +49,7 @@ device = 'auto'
 json_file = ''         # also --json=FILE: figures for programs
 
 MEASURES = ('ppl', 'infill', 'separation', 'heads')
+NEEDED = ('step', 'settings', 'tokenizer', 'tokenizer_hash')  # of a checkpoint, besides its weights
 SPANS, DISTANCES, MASK_RATE = (1, 2, 3, 5), range(1, 9), 0.15
 
 # -------------------------------------------------------------------------- asking the encoder
@@ -251,16 +252,18 @@ def filling(predict, tokenizer, text, top=5):
 
 
 def checkpoints(asked, out_dir):
-    """Files of --ckpt, a folder standing for all of its checkpoints in order of their steps;
-    nothing asked: the newest file under out_dir."""
+    """Files of --ckpt, a folder standing for all checkpoints that train.py wrote there in order of their
+    steps; nothing asked: the newest of these under out_dir."""
     found = []
     for path in map(pathlib.Path, asked):
-        steps = {p.stem.rsplit('_', 1)[-1]: p for p in sorted(path.glob('*.pt'))}  # a step kept twice counts once
+        steps = {p.stem[-8:]: p for p in sorted(path.glob(encoder.NAMES))}  # a step kept twice counts once
+        if not steps and not path.is_file():
+            raise FileNotFoundError(f'{path}: no checkpoint ' + ('(such as step_00000100.pt) in this folder; name the '
+                                                                 'file itself' if path.is_dir() else 'there'))
         found += [steps[step] for step in sorted(steps)] or [path]
-        if not found[-1].is_file():
-            raise FileNotFoundError(f'{path}: no checkpoint ' + ('(*.pt) in this folder' if path.is_dir() else 'there'))
-    if not asked:
-        found = sorted(pathlib.Path(out_dir).rglob('*.pt'), key=lambda p: p.stat().st_mtime_ns)[-1:]
+    if not asked:  # a run may be pruning there
+        ages = {p: p.stat().st_mtime_ns for p in pathlib.Path(out_dir).rglob(encoder.NAMES) if p.exists()}
+        found = sorted(ages, key=ages.get)[-1:]
     if not found:
         raise FileNotFoundError(f'{out_dir}: no checkpoint yet; train one (make demo) or name one: --ckpt=FILE')
     return found
@@ -292,7 +295,7 @@ def table(columns):
 def measure(path, s):
     """One checkpoint under eval.py's settings → its figures by metric/source/variant. The first one
     settles the length of the pieces for all, so that they are asked the same."""
-    model, saved = encoder.load(path, s['weights'], s['device'])
+    model, saved = encoder.load(path, s['weights'], s['device'], NEEDED)
     trained, tokenizer = saved['settings'], Tokenizer.from_str(saved['tokenizer'])
     predict, out = predictor(model), {}
     print(f'{path}: step {saved["step"]:,}, {s["weights"]} weights', flush=True)
@@ -354,7 +357,19 @@ def main(argv):
             raise ValueError(f"weights={s['weights']!r}: choose 'ema' or 'raw'")
         if s['json_file'] and not pathlib.Path(s['json_file']).parent.is_dir():
             raise ValueError(f'--json={s["json_file"]}: there is no such folder')
-        columns = {str(file): measure(file, s) for file in checkpoints(s['ckpt'], s['out_dir'])}
+        if pathlib.Path(s['json_file'] or 'FILE').is_dir():
+            raise ValueError(f'--json={s["json_file"]}: a folder; name a file, such as {s["json_file"]}/figures.json')
+        columns = {}
+        for file in checkpoints(s['ckpt'], s['out_dir']):
+            try:
+                columns[str(file)] = measure(file, s)
+            except FileNotFoundError:
+                if file.exists() or str(file) in s['ckpt']:
+                    raise
+                print(f'{file}: gone since the folder was read (a run keeps its last ones only); passed over',
+                      file=sys.stderr, flush=True)
+        if not columns:
+            raise FileNotFoundError('every checkpoint was gone before its turn; ask again')
         if any(s[name] for name in MEASURES):
             print(table(columns))
         if s['json_file']:

@@ -8,6 +8,7 @@ import math
 import os
 import pathlib
 import sys
+import zipfile
 from dataclasses import dataclass
 
 import torch
@@ -262,53 +263,75 @@ def check_plain(value, where='checkpoint'):
         raise TypeError(f'{where} is a {type(value).__name__}: a checkpoint holds plain types and tensors')
 
 
+NAMES = '*_' + 8 * '[0-9]' + '.pt'  # what train.py calls its checkpoints: step_00000100.pt, phase_decay_00000600.pt
+
+
 def save(path, checkpoint):
     """Writes a dict of plain types and tensors under a temporary name, fsyncs, renames: whoever
-    reads `path` finds the old file or the new one, whole."""
+    reads `path` finds the old file or the new one, whole. OSError with one line if it cannot."""
     check_plain(checkpoint)
     path = pathlib.Path(path)
     temporary = path.with_name(path.name + '.tmp')
-    with open(temporary, 'wb') as f:
-        torch.save(checkpoint, f)
-        f.flush()
-        os.fsync(f.fileno())
-    os.replace(temporary, path)
+    try:
+        with open(temporary, 'wb') as f:
+            torch.save(checkpoint, f)
+            f.flush()
+            os.fsync(f.fileno())
+        os.replace(temporary, path)
+    except BaseException as error:
+        temporary.unlink(missing_ok=True)
+        if isinstance(error, (OSError, RuntimeError)):  # torch makes the one of the other
+            reason = next((e.strerror for e in (error, error.__context__) if isinstance(e, OSError)), error)
+            raise OSError(f'{path}: could not be written ({reason}); the checkpoints before it are whole: '
+                          'make room and --resume') from error
+        raise
     folder = os.open(path.parent, os.O_RDONLY)  # the rename too must outlive a power cut
     os.fsync(folder)
     os.close(folder)
 
 
-def read(path):
-    """→ the checkpoint's dict, on the CPU; ValueError if the file is damaged or something else."""
+def read(path, needed=()):
+    """→ the checkpoint's dict, on the CPU; ValueError if the file is damaged, something else, or
+    lacks one of the keys that are `needed`."""
     if not pathlib.Path(path).is_file():
         raise FileNotFoundError(f'{path}: no such checkpoint')
     try:
+        with zipfile.ZipFile(path) as file:  # torch does not look at the checksums
+            if file.testzip():
+                raise zipfile.BadZipFile
         checkpoint = torch.load(path, map_location='cpu', weights_only=True)
+    except FileNotFoundError:  # pruned in between
+        raise
     except Exception as error:  # torch raises many kinds for a broken zip
         raise ValueError(f'{path}: not a readable checkpoint ({type(error).__name__}); '
                          'take the one before it') from error
-    if not isinstance(checkpoint, dict) or 'model_config' not in checkpoint:
-        raise ValueError(f'{path}: not a checkpoint of train.py (no model_config in it)')
+    found = checkpoint if isinstance(checkpoint, dict) else ()
+    missing = [k for k in ('model_config', *needed) if k not in found]
+    if missing:
+        raise ValueError(f'{path}: not a whole checkpoint of train.py (no {", ".join(missing)} in it)')
     return checkpoint
 
 
-def newest(folder):
+def newest(folder, needed=()):
     """The newest whole checkpoint of a run's folder; a damaged one is passed over, aloud."""
-    for path in sorted(folder.glob('*.pt'), key=lambda p: p.stem.rsplit('_', 1)[-1], reverse=True):
+    for path in sorted(folder.glob(NAMES), key=lambda p: p.stem[-8:], reverse=True):
         try:
-            read(path)
+            read(path, needed)
             return path
         except ValueError as error:
             print(f'warning: {error}', file=sys.stderr, flush=True)
     raise FileNotFoundError(f'{folder}: no whole checkpoint here to --resume; leave it out to start')
 
 
-def load(path, weights='ema', device='cpu'):
+def load(path, weights='ema', device='cpu', needed=()):
     """→ (MaskedLM in eval mode, checkpoint dict). weights: 'ema' (the released ones) or 'raw'."""
-    checkpoint = read(path)
-    model = MaskedLM(Config(**checkpoint['model_config']))
+    checkpoint = read(path, (weights, *needed))
     prefix = 'model.'
     state = {k[len(prefix):]: v for k, v in checkpoint[weights].items() if k.startswith(prefix)}
-    model.load_state_dict(state)
+    try:
+        model = MaskedLM(Config(**checkpoint['model_config']))
+        model.load_state_dict(state)
+    except (TypeError, RuntimeError) as error:
+        raise ValueError(f'{path}: its weights and its model_config do not fit this code: {error}') from error
     return model.to(device).eval(), checkpoint
 

@@ -8,16 +8,18 @@
 
 A step is `batch_tokens` tokens whatever the number of ranks; Ctrl-C and SIGTERM save and exit.
 """
-import fcntl
+import contextlib
 import importlib.util
 import itertools
 import json
 import math
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import asdict, fields
 
@@ -106,10 +108,20 @@ seed = 1337
 
 CHOICES = dict(schedule=('wsd', 'cosine'), mask_replace=('mask', '80_10_10'), mix_by=('epochs', 'weight'),
                device=('auto', 'cpu', 'cuda'), dtype=('auto', 'float32', 'bfloat16'))
-POSITIVE = ('hidden', 'n_layer', 'n_head', 'ffn', 'chunk', 'seq_len', 'batch_tokens', 'micro_tokens', 'mask_rate', 'lr',
-            'log_interval', 'eval_interval', 'save_interval')
-NOT_NEGATIVE = ('vocab_size', 'max_steps', 'warmup_steps', 'decay_start', 'decay_end', 'weight_decay', 'clip', 'min_lr_ratio',
-                'eval_tokens', 'neighbor_max_pairs', 'neighbor_weight', 'consistency_lambda', 'ema_decay', 'seed')
+RANGES = {  # a phase obeys them too
+    'above 0': ('hidden', 'n_layer', 'n_head', 'ffn', 'chunk', 'seq_len', 'batch_tokens', 'micro_tokens', 'mask_rate',
+                'theta_local', 'theta_global', 'norm_eps', 'lr', 'adam_eps', 'log_interval', 'eval_interval',
+                'save_interval', 'steps'),
+    'at least 0': ('vocab_size', 'max_steps', 'warmup_steps', 'decay_start', 'decay_end', 'weight_decay', 'adam_betas',
+                   'muon_momentum', 'clip', 'min_lr_ratio', 'eval_tokens', 'neighbor_max_pairs', 'neighbor_weight',
+                   'consistency_lambda', 'ema_decay', 'peak_tflops', 'seed'),
+    'at most 1': ('mask_rate', 'ema_decay', 'min_lr_ratio'),
+    'below 1': ('adam_betas', 'muon_momentum'),
+    f'below {2 ** 63}': ('seed',),
+}
+STOP = threading.Event()  # a signal came: acted on at the end of the step, by all ranks
+OWN = re.compile(r'lock|log\.jsonl|log\.tmp|events\..*|(step|phase_[\w-]+)_[0-9]{8}\.pt(\.tmp)?')  # a run's files
+RESUMED = ('step', 'raw', 'ema', 'optimizer', 'settings', 'history', 'began', 'tokenizer', 'shards')
 IDEAS = {  # what counts as one idea when a run is compared with its base
     'encoder': [f.name for f in fields(encoder.Config)],
     'objective': ['objective', 'mask_rate', 'mask_replace', 'whole_words', *objectives.NEIGHBOR_SETTINGS],
@@ -120,6 +132,24 @@ IDEAS = {  # what counts as one idea when a run is compared with its base
 }
 
 # ------------------------------------------------------------------------- the plan of the run
+
+
+def check(s):
+    """Raises ValueError with one line for the first setting, of a phase too, that no run can have."""
+    if s['device'] == 'cuda' and not torch.cuda.is_available():
+        raise ValueError("device='cuda': this machine has no CUDA device that torch can use; set device=auto")
+    if s['tensorboard'] and not importlib.util.find_spec('tensorboard'):
+        raise ValueError('tensorboard=True: the package is missing; pip install tensorboard')
+    for where, entry in [('', s), *((f'phases[{i}]: ', phase) for i, phase in enumerate(s['phases']))]:
+        configurator.check(entry, globals() | dict(name='', steps=1), RANGES, CHOICES, where)
+        for name, share in entry.get('sources', {}).items():
+            if type(name) is not str or type(share) not in (int, float) or share <= 0:
+                raise ValueError(f'{where}sources: {name!r}: {share!r}: a name and its share, a number above 0')
+        if not re.fullmatch(r'[\w-]{1,80}', entry.get('name', 'none')):  # it becomes a file's
+            raise ValueError(f'{where}name={entry["name"]!r}: must be 1 to 80 letters, digits, - or _')
+        row = entry.get('seq_len', s['seq_len'])
+        if s['objective'] == 'mlm_neighbors' and s['neighbor_window'] >= row:
+            raise ValueError(f'{where}neighbor_window={s["neighbor_window"]}: must be below seq_len={row}')
 
 
 def lr_at(step, s, total):
@@ -175,13 +205,6 @@ class Ranks:
             dist.destroy_process_group()
 
 
-def fast_bfloat16(device):
-    """Whether bf16 products are the fast ones: CUDA from Ampere on, CPUs with AMX."""
-    if device.type == 'cuda':
-        return torch.cuda.is_bf16_supported()
-    return bool(getattr(torch.cpu, '_is_amx_tile_supported', lambda: False)())
-
-
 def to_device(batch, device):
     return {k: torch.from_numpy(v).to(device, non_blocking=True) if isinstance(v, np.ndarray) else v
             for k, v in batch.items()}
@@ -196,21 +219,13 @@ class Run:
         """Sets up from Settings. Raises ValueError or OSError with one line for what a user got
         wrong, before any output file is touched."""
         self.s, self.step, self.history, self.lines = s, 0, [], []
-        for name, choices in CHOICES.items():
-            if s[name] not in choices:
-                raise ValueError(f'{name}={s[name]!r}: choose one of {", ".join(choices)}')
-        if s['device'] == 'cuda' and not torch.cuda.is_available():
-            raise ValueError("device='cuda': this machine has no CUDA device that torch can use; set device=auto")
-        if s['tensorboard'] and not importlib.util.find_spec('tensorboard'):
-            raise ValueError('tensorboard=True: the package is missing; pip install tensorboard')
-        for name in (*POSITIVE, *NOT_NEGATIVE):
-            if not (s[name] > 0 or s[name] == 0 and name in NOT_NEGATIVE):
-                raise ValueError(f'{name}={s[name]}: must be {"at least" if name in NOT_NEGATIVE else "above"} 0')
-        for name in ('mask_rate', 'ema_decay', 'min_lr_ratio'):
-            if s[name] > 1:
-                raise ValueError(f'{name}={s[name]}: must be at most 1')
+        self.norm, self.saved = 0.0, None  # of the last step's gradient; the last whole checkpoint
+        check(s)
         wanted = dict.fromkeys(n for p in data.reached(s) for n in p.get('sources') or s['sources'])
         self.sources = data.open_sources(s['data_dir'], 'train', wanted)
+        if not any(pathlib.Path(s['data_dir'], 'heldout').glob('*.bin')):
+            raise ValueError(f'{s["data_dir"]}/heldout: no text is held out; prepare it again with a larger share: '
+                             f'python prepare.py … --out_dir={s["data_dir"]} --heldout=0.05')
         self.held_out = data.open_sources(s['data_dir'], 'heldout')
         self.tokenizer = data.tokenizer_json(s['data_dir'], self.sources)
         any_source = next(iter(self.sources.values()))
@@ -225,14 +240,13 @@ class Run:
         self.config = encoder.Config(**shape | {'vocab_size': vocab_size})
         torch.manual_seed(s['seed'])
         self.model = encoder.MaskedLM(self.config)  # before the objective: one seed, one init, whatever the heads
-        self.objective = objectives.build(s, s['hidden'])
+        self.objective = objectives.build(s.since('objective'), s['hidden'])
         self.ranks = Ranks(s['device'])
         self.rank, self.world, self.device = self.ranks.rank, self.ranks.world, self.ranks.device
         self.phases, self.total = data.plan(s, self.sources, self.world)
         self.stop_at = min(s['max_steps'] or self.total, self.total)
-        bf16 = s['dtype'] == 'bfloat16' or s['dtype'] == 'auto' and fast_bfloat16(self.device)
+        bf16 = muon.iteration_dtype(s['dtype'], self.device) == torch.bfloat16
         self.autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=bf16)
-
         self.root = nn.ModuleDict({'model': self.model, 'objective': self.objective}).to(self.device)
         self.params = dict(self.root.named_parameters())
         self.ema = {n: p.detach().clone() for n, p in self.params.items()}
@@ -243,7 +257,7 @@ class Run:
         self.out = pathlib.Path(s['out_dir'])
         self.began = {}  # held-out perplexity at the beginning of the phase
         if s['resume']:
-            self.load(encoder.newest(self.out))
+            self.load(encoder.newest(self.out, RESUMED))
         if s['compile_model'] and self.device.type == 'cuda':  # off CUDA, attention's shapes follow the documents
             self.model.encoder.compile()  # in place: no prefix in any key
         self.lines += [self.optimizer.describe(), *configurator.against_base(s, defaults or {}, IDEAS)]
@@ -259,8 +273,9 @@ class Run:
         batches = [phase.micro_batch(self.step, self.rank * per_rank + i) for i in range(per_rank)]
         counted = [self.objective.prepare(b) for b in batches]  # before the first backward
         counts = {k: sum(c[k] for c in counted) for k in counted[0]}
-        shared = self.ranks.sum(torch.tensor([*counts.values(), float(told_to_stop())], dtype=torch.float64))
+        shared = self.ranks.sum(torch.tensor([*counts.values(), float(STOP.is_set())], dtype=torch.float64))
         counts = dict(zip(counts, shared.tolist()))
+        self.check_gradient()  # now that this step's batches are made: the device had the time for the last one
         sums = {}
         for batch in batches:
             with self.autocast:
@@ -269,13 +284,21 @@ class Run:
             sums = {k: sums.get(k, 0) + v for k, v in stats.items()}
         params = self.optimizer.params
         self.ranks.sum_gradients(params)
-        norm = nn.utils.clip_grad_norm_(params, self.s['clip'] or math.inf)  # once, before the step
+        self.norm = nn.utils.clip_grad_norm_(params, self.s['clip'] or math.inf)  # once, before the step
         self.optimizer.step(lr_at(self.step, self.s, self.total))
         self.optimizer.zero_grad()
         decay = min(self.s['ema_decay'], (1 + self.step) / (10 + self.step))
         torch._foreach_lerp_(list(self.ema.values()), [p.detach() for p in self.params.values()], 1 - decay)
         self.step += 1
-        return dict(sums=sums, counts=counts, norm=norm, stop=shared[-1].item() > 0)
+        return dict(sums=sums, counts=counts, norm=self.norm, stop=shared[-1].item() > 0)
+
+    def check_gradient(self):
+        """FloatingPointError if the last step's gradient was not finite, on all ranks alike. Asked before the next
+        step, log line, evaluation or checkpoint: inside the step, a GPU would wait for the next batches."""
+        if not math.isfinite(self.norm):
+            again = f'--resume from {self.saved}, the last good checkpoint,' if self.saved else 'start again'
+            raise FloatingPointError(f'step {self.step}: the norm of the gradient is {float(self.norm)}; '
+                                     f'{again} with a lower --lr')
 
     def phase(self, step=None):
         """The phase that a step belongs to; the last one after its end."""
@@ -294,6 +317,7 @@ class Run:
 
     def losses(self, out):
         """The losses of a step over all ranks, in nats, and what they add up to."""
+        self.check_gradient()
         terms = list(out['sums'])
         totals = self.ranks.sum(torch.stack([out['sums'][k].double() for k in terms])).tolist()
         mean = {k: v / max(out['counts'][k.removeprefix('kl')], 1) for k, v in zip(terms, totals)}
@@ -306,6 +330,7 @@ class Run:
 
     def evaluate(self):
         """Held-out figures of every source under the EMA weights, the work shared by all ranks."""
+        self.check_gradient()
         chars = evaluation.characters(Tokenizer.from_str(self.tokenizer))
         predict, length = evaluation.predictor(self.model), min(self.s['seq_len'], 1024)
         self.swap_ema()
@@ -334,19 +359,22 @@ class Run:
 
     def save(self, name='step'):
         """Rank 0 writes out_dir/NAME_STEP.pt; of the 'step' ones the last two are kept."""
+        self.check_gradient()
+        self.saved = self.out / f'{name}_{self.step:08d}.pt'
         if self.rank == 0:
-            encoder.save(self.out / f'{name}_{self.step:08d}.pt', self.checkpoint())
-            for old in sorted(self.out.glob('step_*.pt'))[:-2]:
-                old.unlink()
+            encoder.save(self.saved, self.checkpoint())
+            steps = sorted(p for p in self.out.glob(encoder.NAMES) if p.stem[:-9] == 'step')
+            for old in [p for p in steps if p.name <= f'step_{self.step:08d}.pt'][:-2]:  # a later one is not ours
+                old.unlink(missing_ok=True)
 
     def load(self, path):
         """Goes on from a checkpoint: weights, EMA, optimizer; hyperparameters are this launch's."""
-        saved = encoder.read(path)
+        saved = encoder.read(path, RESUMED)
         mine = asdict(self.config) | {k: saved['model_config'][k] for k in ('theta_local', 'theta_global')}
         differ = [f'{k}={mine[k]} (saved: {v})' for k, v in saved['model_config'].items() if mine.get(k) != v]
-        differ += [f'{k}={self.s[k]} (saved: {saved["settings"][k]})' for k in ('optimizer', 'objective')
-                   if self.s[k] != saved['settings'][k]]
-        if self.ema.keys() != saved['raw'].keys():
+        differ += [f'{k}={self.s[k]} (saved: {saved["settings"].get(k)})' for k in ('optimizer', 'objective')
+                   if self.s[k] != saved['settings'].get(k)]
+        if not self.ema.keys() == saved['raw'].keys() == saved['ema'].keys():
             differ += [f'neighbor_head_kind or neighbor_window: {self.s["neighbor_head_kind"]}']
         if saved['tokenizer'] != self.tokenizer:
             differ += [f'the tokenizer in {self.s["data_dir"]}']
@@ -357,57 +385,28 @@ class Run:
             p.data.copy_(saved['raw'][name])
             self.ema[name].copy_(saved['ema'][name])
         self.optimizer.load_state_dict(saved['optimizer'])
-        self.step, self.history, self.began = saved['step'], saved['history'], saved['began']
+        self.step, self.history, self.began, self.saved = saved['step'], saved['history'], saved['began'], path
         shards = {x.path.name: x.info['sha256'] for source in self.sources.values() for x in source.shards}
         changed = {k: (v, self.s[k]) for k, v in saved['settings'].items() if self.s.get(k) != v and k != 'resume'}
-        self.lines = [f'resumed {path} at step {self.step}'] + [f'  {k}: {a!r} → {b!r}' for k, (a, b) in changed.items()]
+        self.lines = [f'resumed {path} at step {self.step}']
+        self.lines += [f'  {k}: {a!r} → {b!r}' for k, (a, b) in changed.items()]
         if shards != saved['shards']:
             self.lines.append('warning: the training shards are not those of the checkpoint; the rows will differ')
-
-
-def told_to_stop(signum=None, frame=None):
-    """Signal handler and its memory: a signal is acted on at the end of the step, by all ranks."""
-    if signum is not None:
-        told_to_stop.signal = signum
-    return told_to_stop.signal is not None
-
-
-told_to_stop.signal = None
-
-
-def claim(out, fresh):
-    """Takes the folder for this run alone; a fresh run moves an earlier one aside. → the lock."""
-    if out.exists() and not out.is_dir():
-        raise ValueError(f'{out}: a file stands where the run would be written; choose another --out_dir')
-    out.mkdir(parents=True, exist_ok=True)
-    lock = open(out / 'lock', 'w')
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        raise ValueError(f'{out}: another run is writing here; choose another --out_dir') from None
-    if not fresh or not any(out.glob('*.pt')):
-        return lock
-    aside = next(p for i in itertools.count(1) if not (p := out.with_name(f'{out.name}.{i}')).exists())
-    out.rename(aside)
-    lock.close()
-    print(f'{out} held an earlier run: it is {aside} now (--resume would have gone on with it)')
-    return claim(out, fresh)
 
 
 def open_log(path, step):
     """log.jsonl, cut after `step`: what was written after the checkpoint did not happen."""
     kept = []
-    if path.exists():
-        for line in path.read_text('utf-8').splitlines():
-            try:
-                if json.loads(line)['step'] <= step:
-                    kept.append(line + '\n')
-            except ValueError:  # the line that a kill cut short
-                break
+    for line in path.read_bytes().decode('utf-8', 'replace').split('\n') if step and path.exists() else ():
+        try:
+            if json.loads(line)['step'] <= step:
+                kept.append(line + '\n')
+        except (ValueError, TypeError, KeyError):  # a line that a kill cut short
+            continue
     temporary = path.with_suffix('.tmp')
-    temporary.write_text(''.join(kept) if step else '', 'utf-8')
+    temporary.write_text(''.join(kept), 'utf-8')
     os.replace(temporary, path)
-    return path.open('a', encoding='utf-8')
+    return path.open('ab', 0)  # a full disk is met once, not again when a buffer is emptied
 
 
 def revision():
@@ -417,8 +416,7 @@ def revision():
 
 def train(run):
     """Runs to the end, or to a signal; → the last evaluation."""
-    s, first = run.s, run.rank == 0
-    board = None
+    s, first, board = run.s, run.rank == 0, None
     if first:
         log = open_log(run.out / 'log.jsonl', run.step)
         if s['tensorboard']:
@@ -434,8 +432,7 @@ def train(run):
 
     def record(**values):
         if first:
-            log.write(json.dumps(dict(step=run.step, **values), ensure_ascii=False) + '\n')
-            log.flush()
+            log.write(json.dumps(dict(step=run.step, **values), ensure_ascii=False).encode() + b'\n')
             for k, v in values.items() if board else ():
                 if isinstance(v, (int, float)):
                     board.add_scalar(k, v, run.step)
@@ -453,43 +450,40 @@ def train(run):
             run.began = {n: f['perplexity'] for n, f in found.items() if f['n']}
         return found
 
-    for line in run.lines:
-        say(line)
+    say('\n'.join(run.lines))
     for p in run.phases:
         say(f'phase {p.name}: steps {p.start} to {p.end}, rows of {p.s["seq_len"]}, theta {p.s["theta_local"]:g} / '
             f'{p.s["theta_global"]:g}, epochs ' + ', '.join(f'{n} {e:.2f}' for n, e in p.mixture.epochs().items()))
     found = look() if run.step == 0 else {}
     clock, done = time.time(), run.step
-    while run.step < run.stop_at:
-        phase, lr_now = run.phase(), lr_at(run.step, s, run.total)
-        out = run.train_step()
-        bar.update(1)
-        last = run.step == run.stop_at
-        if run.step % s['log_interval'] == 0 or last or out['stop']:
-            losses = run.losses(out)
-            speed = (run.step - done) * s['batch_tokens'] / (time.time() - clock)
-            flops = speed * encoder.flop_per_token(run.config, phase.s['seq_len'], phase.s['mask_rate']) / run.world
-            mfu = dict(mfu=flops / s['peak_tflops'] / 1e12) if s['peak_tflops'] else {}
-            record(phase=phase.name, lr=lr_now, theta=phase.s['theta_global'], grad_norm=float(out['norm']),
-                   tokens=run.tokens_seen(), tokens_per_s=speed, **losses, **mfu)
-            say(f'step {run.step}/{run.stop_at} {phase.name}: loss {losses["loss"]:.4f} (mlm {losses["mlm"]:.4f}) '
-                f'lr {lr_now:.2e} norm {float(out["norm"]):.2f} {speed:,.0f} tokens/s' +
-                (f' MFU {mfu["mfu"]:.1%}' if mfu else ''))
-            if not math.isfinite(losses['loss']):
-                raise FloatingPointError(f'the loss is {losses["loss"]}: resume from the last checkpoint with a lower lr')
-        edge = run.step == phase.end
-        if edge or last or run.step % s['eval_interval'] == 0:
-            found = look(edge)
-        if edge:
-            run.save(f'phase_{phase.name}')
-        if run.step % s['save_interval'] == 0 or last or out['stop']:
-            run.save()
-        if run.step % s['log_interval'] == 0:
-            clock, done = time.time(), run.step  # what was looked at and saved is not training time
-        if out['stop']:
-            say(f'stopped at step {run.step} by a signal; saved. Add --resume to go on')
-            break
-    bar.close()
+    with bar:
+        while run.step < run.stop_at:
+            phase, lr_now = run.phase(), lr_at(run.step, s, run.total)
+            out = run.train_step()
+            bar.update(1)
+            last = run.step == run.stop_at
+            if run.step % s['log_interval'] == 0 or last or out['stop']:
+                losses = run.losses(out)
+                speed = (run.step - done) * s['batch_tokens'] / (time.time() - clock)
+                flops = speed * encoder.flop_per_token(run.config, phase.s['seq_len'], phase.s['mask_rate']) / run.world
+                mfu = dict(mfu=flops / s['peak_tflops'] / 1e12) if s['peak_tflops'] else {}
+                record(phase=phase.name, lr=lr_now, theta=phase.s['theta_global'], grad_norm=float(out['norm']),
+                       tokens=run.tokens_seen(), tokens_per_s=speed, **losses, **mfu)
+                say(f'step {run.step}/{run.stop_at} {phase.name}: loss {losses["loss"]:.4f} (mlm {losses["mlm"]:.4f}) '
+                    f'lr {lr_now:.2e} norm {float(out["norm"]):.2f} {speed:,.0f} tokens/s' +
+                    (f' MFU {mfu["mfu"]:.1%}' if mfu else ''))
+            edge = run.step == phase.end
+            if edge or last or run.step % s['eval_interval'] == 0:
+                found = look(edge)
+            if edge:
+                run.save(f'phase_{phase.name}')
+            if run.step % s['save_interval'] == 0 or last or out['stop']:
+                run.save()
+            if run.step % s['log_interval'] == 0:
+                clock, done = time.time(), run.step  # what was looked at and saved is not training time
+            if out['stop']:
+                say(f'stopped at step {run.step} by a signal; saved. Add --resume to go on')
+                break
     return found
 
 
@@ -499,12 +493,18 @@ def main(argv):
         run = Run(s, globals())
         if run.step >= run.stop_at:
             raise ValueError(f'{run.out}: is at step {run.step} of {run.stop_at} already; raise --max_steps or phases')
-        lock = claim(run.out, not s['resume']) if run.rank == 0 else None
-    for sig in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(sig, told_to_stop)
-    train(run)
+        lock = fault = None
+        try:
+            lock = configurator.claim(run.out, OWN, not s['resume']) if run.rank == 0 else None
+        except (ValueError, OSError) as error:
+            fault = error
+        if run.ranks.sum(torch.tensor(int(fault is not None))):  # the others wait to hear it
+            raise fault or ValueError(f'{run.out}: rank 0 could not take it')
+        for sig in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(sig, lambda *_: STOP.set())
+        with lock or contextlib.nullcontext():
+            train(run)
     run.ranks.close()
-    del lock  # held until here
 
 
 if __name__ == '__main__':

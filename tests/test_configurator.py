@@ -90,6 +90,17 @@ def test_a_file_goes_over_its_base_and_the_base_over_its_own(repo):
     assert load(c, a)['fill'] == 'a' and pathlib.Path(load(c, a).base).resolve() == (repo / a).resolve()
 
 
+def test_what_is_given_since_a_setting_was(repo):
+    """The names of the files after, of the same file, of the flags; not those of a base."""
+    a = write(repo, 'a.py', 'max_steps = 1\nfill = "a"\n')
+    b = write(repo, 'b.py', f'base = {a!r}\nfill = "b"\nlearning_rate = 0.1\n')
+    c = write(repo, 'c.py', 'tied = False\n')
+    assert load(b, c, '--resume').since('fill').given == {'fill', 'learning_rate', 'tied', 'resume'}
+    assert load(b, c, '--resume', '--fill=c').since('fill').given == {'fill', 'resume'}
+    assert load(b, c).since('max_steps').given == load(b, c).given == load(b, c).since('resume').given
+    assert load(a).since('fill') == load(a)
+
+
 def test_a_base_is_relative_to_the_repository_a_named_file_to_where_one_stands(repo, tmp_path):
     write(repo, 'a.py', 'fill = "repository"\n')
     write(repo, 'b.py', 'base = "config/a.py"\n')
@@ -302,6 +313,9 @@ def test_a_users_errors_are_one_line_and_others_keep_their_traceback(repo, capsy
         with pytest.raises(SystemExit) as exit_, configurator.user_errors():
             raise error
         assert exit_.value.code == 2 and capsys.readouterr().err == 'train.py: no shards\n'
+    with pytest.raises(SystemExit) as exit_, configurator.user_errors():
+        raise FloatingPointError('diverged')  # nobody's mistake
+    assert exit_.value.code == 1 and capsys.readouterr().err == 'train.py: diverged\n'
     with pytest.raises(KeyError), configurator.user_errors():
         raise KeyError('a slip of the program')
     monkeypatch.setenv('TRACE', '1')

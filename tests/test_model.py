@@ -244,12 +244,23 @@ def test_checkpoint_file(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         encoder.save(path, whole | dict(step=2))
     assert path.read_bytes() == good
-    for damage in (good[:-100], good[:2000], b'', b'not a checkpoint'):
+    assert [p.name for p in tmp_path.iterdir()] == ['a.pt']
+    with pytest.raises(ValueError, match=r'a.pt: not a whole checkpoint of train.py \(no optimizer in it\)'):
+        encoder.read(path, ('raw', 'optimizer'))
+    weight = state['model.encoder.blocks.3.ffn.down.weight'].numpy().tobytes()
+    flipped = bytearray(good)
+    flipped[good.index(weight) + len(weight) // 2] ^= 1  # torch would load it
+    for damage in (good[:-100], good[:2000], b'', b'not a checkpoint', bytes(flipped)):
         path.write_bytes(damage)
         with pytest.raises(ValueError, match='not a readable checkpoint'):
             encoder.read(path)
     with pytest.raises(FileNotFoundError):
         encoder.read(tmp_path / 'b.pt')
+    monkeypatch.undo()
+    for wrong in (dict(model_config=vars(net.config) | dict(new=1)), dict(ema=state | {'model.new': torch.ones(1)})):
+        encoder.save(path, whole | wrong)
+        with pytest.raises(ValueError, match='do not fit this code'):
+            encoder.load(path)
 
 
 def test_compiled_keys_have_no_prefix():

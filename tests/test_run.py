@@ -1,20 +1,26 @@
 """The whole run as processes of its own: killed and resumed, two ranks, signals, every config."""
+import json
 import math
 import os
 import random
+import resource
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 import torch
 
 import configurator
+import data
+import eval as evaluation
 import model as encoder
 import train
-from test_train import NEIGHBORS, PHASES, SMALL, log, losses, run, same, settings
+from test_train import NEIGHBORS, PHASES, SMALL, log, losses, refused, run, same, settings
 
 REPO = configurator.REPO
 
@@ -46,6 +52,58 @@ def test_killed_and_resumed_is_straight(folder, tmp_path, straight):
     assert same(straight / 'step_00000016.pt', out / 'step_00000016.pt')
     assert losses(out) == losses(straight)
 
+
+def test_a_fault_on_the_way_is_one_line_and_leaves_the_checkpoints(folder, tmp_path, capsys, monkeypatch):
+    """A shard that turns out damaged; a disk that is full."""
+    out = tmp_path / 'run'
+    argv = [*SMALL, f'--data_dir={folder}', f'--out_dir={out}', '--save_interval=2', '--max_steps=6']
+    deal = data.Phase.micro_batch
+
+    def damaged(phase, step, i):
+        if step == 3:
+            raise ValueError('a.bin: id 999 is outside the vocabulary')
+        return deal(phase, step, i)
+    monkeypatch.setattr(data.Phase, 'micro_batch', damaged)
+    assert 'a.bin: id 999' in refused(capsys, *argv)
+    monkeypatch.undo()
+    before = {p.name: p.read_bytes() for p in out.glob('*.pt*')}
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before['step_00000002.pt']) // 2, hard))
+    try:
+        told = refused(capsys, *argv, '--resume')
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert 'step_00000004.pt: could not be written (File too large)' in told
+    assert {p.name: p.read_bytes() for p in out.glob('*.pt*')} == before and list(before) == ['step_00000002.pt']
+
+
+def test_eval_beside_a_run_that_prunes(straight, tmp_path, capsys, monkeypatch):
+    for step in 1, 2:
+        shutil.copy(straight / 'step_00000016.pt', tmp_path / f'step_0000000{step}.pt')
+    measure = evaluation.measure
+
+    def pruned(path, s):
+        (tmp_path / 'step_00000001.pt').unlink(missing_ok=True)
+        return measure(path, s)
+    monkeypatch.setattr(evaluation, 'measure', pruned)
+    evaluation.main(['--ppl', f'--ckpt={tmp_path}', f'--json={tmp_path}/figures.json', '--device=cpu'])
+    assert list(json.loads((tmp_path / 'figures.json').read_text())) == [f'{tmp_path}/step_00000002.pt']
+    assert 'step_00000001.pt: gone since' in capsys.readouterr().err
+    with pytest.raises(SystemExit):  # one that was named is missed
+        evaluation.main(['--ppl', f'--ckpt={tmp_path}/step_00000001.pt'])
+
+
+@pytest.mark.parametrize('flags, said', [([], 'another run is writing here'),
+                                         (['--lr=1e30', '--optimizer=adamw', '--warmup_steps=0'], 'step 2: the norm')])
+def test_of_two_ranks_one_speaks(folder, tmp_path, flags, said):
+    """The folder is locked; the run diverges. Nothing is saved, and neither rank goes on alone."""
+    lock = nullcontext() if flags else configurator.claim(tmp_path / 'run', train.OWN, True)
+    with lock:
+        done = subprocess.run(command(folder, tmp_path / 'run', *flags, ranks=2), env=ONE_THREAD, capture_output=True,
+                              text=True)
+    told = [line for line in done.stderr.splitlines() if line.startswith('train.py: ')]
+    assert len(told) == 1 and said in told[0] and 'train.py", line' not in done.stderr
+    assert not list((tmp_path / 'run').glob('*.pt*')) and ('step' in done.stdout) == bool(flags)
 
 # ------------------------------------------------------------------------------------- ranks
 

@@ -2,6 +2,7 @@
 import json
 import math
 import pathlib
+import shutil
 
 import pytest
 import torch
@@ -28,7 +29,7 @@ def settings(folder, out, *flags):
 def run(folder, out, *flags):
     """A whole run in this process → the Run."""
     r = train.Run(settings(folder, out, *flags), vars(train))
-    lock = train.claim(r.out, not r.s['resume'])
+    lock = configurator.claim(r.out, train.OWN, not r.s['resume'])
     train.train(r)
     lock.close()
     return r
@@ -117,8 +118,15 @@ def test_damaged_checkpoint_is_passed_over(folder, tmp_path):
     run(folder, out, '--max_steps=6', '--save_interval=2')
     assert [p.name for p in sorted(out.glob('*.pt'))] == ['step_00000004.pt', 'step_00000006.pt']
     newest = out / 'step_00000006.pt'
+    shutil.copy(newest, out / 'step_best.pt')
+    encoder.save(out / 'step_00000009.pt', {k: v for k, v in encoder.read(newest).items() if k != 'optimizer'})
     newest.write_bytes(newest.read_bytes()[:-500])
-    assert train.Run(settings(folder, out, '--resume'), vars(train)).step == 4
+    r = train.Run(settings(folder, out, '--resume'), vars(train))
+    assert r.step == 4
+    for r.step in (5, 6):
+        r.save()  # the last two up to this step; what is later or has another name is not this run's
+    assert [p.name for p in sorted(out.glob('*.pt'))] == [
+        'step_00000005.pt', 'step_00000006.pt', 'step_00000009.pt', 'step_best.pt']
 
 
 def test_final_checkpoint_always(folder, tmp_path):
@@ -231,11 +239,11 @@ def test_one_clip_of_the_whole_gradient(folder, tmp_path, monkeypatch):
 # ------------------------------------------------------------------------- what users get wrong
 
 
-def refused(capsys, *argv):
+def refused(capsys, *argv, code=2):
     with pytest.raises(SystemExit) as stop:
         train.main(list(argv))
     told = capsys.readouterr().err
-    assert stop.value.code == 2 and told.count('\n') == 1 and 'Traceback' not in told
+    assert stop.value.code == code and told.count('\n') == 1 and 'Traceback' not in told
     return told
 
 
@@ -249,12 +257,41 @@ def refused(capsys, *argv):
     ('--whole_words=wiki', 'wiki'), ('--seq_len=65536', 'batch_tokens'), ('--resume', 'no whole checkpoint'),
     ('--log_interval=0', 'above 0'), ('--max_steps=-1', 'at least 0'), ('--ema_decay=2', 'at most 1'), ('--n_head=0', 'n_head=0'),
     ('--phases=[{"name": "x", "steps": -5}]', 'steps=-5'),
+    ('--phases=[{"name": "x", "steps": 0}]', 'phases[0]: steps=0: must be above 0'),
+    ('--phases=[{"name": "x", "steps": True}]', 'phases[0]: steps=True: must be int'),
+    ('--phases=[{"name": "x", "steps": 5, "seq_len": 0}]', 'phases[0]: seq_len=0'),
+    ('--phases=[{"name": "x", "steps": 5, "seq_len": "64"}]', "seq_len='64': must be int"),
+    ('--phases=[{"name": "x", "steps": 5, "theta_global": 0}]', 'theta_global=0: must be above 0'),
+    ('--phases=[{"name": "x", "steps": 5, "mask_rate": 1.5}]', 'mask_rate=1.5: must be at most 1'),
+    ('--phases=[{"name": "x", "steps": 5, "sources": {"a": "1"}}]', "phases[0]: sources: 'a': '1'"),
+    ('--phases=[{"name": "x", "steps": 5, "sources": ["a"]}]', "sources=['a']: must be dict"),
+    ('--phases=[{"name": "x/y", "steps": 5}]', "phases[0]: name='x/y'"),
+    ('--phases=[{"name": 5}]', 'name=5: must be str'),
+    ('--phases=[{"name": "x", "steps": 5}, {"name": "", "steps": 5}]', "phases[1]: name=''"),
+    ('--sources={"a": True}', "'a': True"), ('--sources={1: 1.0}', 'sources: 1'), ('--theta_local=0', 'theta_local=0'),
+    ('--theta_global=-1', 'theta_global=-1.0'), ('--norm_eps=0', 'norm_eps=0.0'), ('--adam_eps=0', 'adam_eps=0.0'),
+    ('--adam_betas=0.9', 'adam_betas=[0.9]: must be 2 numbers'), ('--adam_betas=0.9,1', '[0.9, 1.0]: must be below 1'),
+    ('--muon_momentum=1', 'muon_momentum=1.0'), ('--peak_tflops=-1', 'peak_tflops=-1.0'),
+    (f'--seed={2 ** 63}', 'seed=9223'),
     ('--phases=[{"name": "x", "steps": 5, "lr": 1.0}]', 'lr'), ('--phases=[]', 'phases'), ('--phases=stable,decay', 'phases'),
     ('config/none.py', 'no such config file')])
 def test_mistakes_are_one_line_and_leave_nothing(folder, tmp_path, capsys, flag, told):
     out = tmp_path / 'run'
     assert told in refused(capsys, *SMALL, f'--data_dir={folder}', f'--out_dir={out}', flag)
     assert not out.exists()
+
+
+def test_neighbors_are_of_one_row_and_of_the_objective_that_has_them(folder, tmp_path, capsys):
+    """A config on a base with neighbors may choose plain MLM; who then sets a neighbor setting is told."""
+    (tmp_path / 'base.py').write_text("objective = 'mlm_neighbors'\nneighbor_window = 64\n")
+    (tmp_path / 'mlm.py').write_text(f"base = {str(tmp_path / 'base.py')!r}\nobjective = 'mlm'\n")
+    common = [*SMALL, f'--data_dir={folder}', f'--out_dir={tmp_path}/run']
+    told = 'neighbor_window=64: must be below seq_len=64'
+    assert told in refused(capsys, str(tmp_path / 'base.py'), *common)
+    for argv in ([tmp_path / 'mlm.py'], [tmp_path / 'base.py', '--objective=mlm']):
+        run = train.Run(configurator.load(vars(train), [*map(str, argv), *common]), vars(train))
+        assert not hasattr(run.objective, 'heads')
+        assert 'no use for neighbor_weight' in refused(capsys, *map(str, argv), *common, '--neighbor_weight=1')
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason='there is one')
@@ -273,8 +310,7 @@ def test_v5_without_its_data(capsys, tmp_path):
 
 
 def test_damaged_data_is_refused(folder, tmp_path, capsys):
-    """An empty shard; a tokenizer.json that is not the shards'."""
-    import shutil
+    """An empty shard; a tokenizer.json that is not the shards'; nothing held out."""
     shutil.copytree(folder, tmp_path / 'data')
     shard = next((tmp_path / 'data/train').glob('*.bin'))
     whole = shard.read_bytes()
@@ -283,6 +319,8 @@ def test_damaged_data_is_refused(folder, tmp_path, capsys):
     shard.write_bytes(whole)
     (tmp_path / 'data/tokenizer.json').write_text('{}')
     assert 'not the tokenizer' in refused(capsys, *SMALL, f'--data_dir={tmp_path}/data', f'--out_dir={tmp_path}/run')
+    shutil.rmtree(tmp_path / 'data/heldout')
+    assert '--heldout=0.05' in refused(capsys, *SMALL, f'--data_dir={tmp_path}/data', f'--out_dir={tmp_path}/run')
     assert not (tmp_path / 'run').exists()
 
 
@@ -297,16 +335,73 @@ def test_resume_refuses_another_model(folder, tmp_path, capsys):
 
 
 def test_an_earlier_run_is_moved_aside(folder, tmp_path):
-    out = tmp_path / 'run'
+    (tmp_path / 'disk').mkdir()
+    (tmp_path / 'run').symlink_to(tmp_path / 'disk')  # the folder moves, and the link stays one
     for steps in (1, 2, 3):
-        run(folder, out, f'--max_steps={steps}')
-    assert [(tmp_path / n / f'step_{s:08d}.pt').exists() for n, s in (('run.1', 1), ('run.2', 2), ('run', 3))] == [True] * 3
+        run(folder, tmp_path / 'run', f'--max_steps={steps}')
+    assert (tmp_path / 'run').is_symlink()
+    for name, steps in (('disk.1', 1), ('disk.2', 2), ('run', 3)):
+        assert (tmp_path / name / f'step_{steps:08d}.pt').exists()
+
+
+OWN = ['lock', 'log.jsonl', 'log.tmp', 'step_00000001.pt', 'phase_x-y_00000001.pt', 'step_00000002.pt.tmp',
+       'events.out.tfevents.1.host.1.0']
+
+
+@pytest.mark.parametrize('foreign', ['best.pt', 'notes.txt', 'step_1.pt', 'step_00000001.pt.b', 'my_00000001.pt', '.git'])
+def test_what_no_run_wrote_is_never_moved(tmp_path, foreign):
+    out = tmp_path / 'run'
+    out.mkdir()
+    for name in (*OWN, foreign):
+        (out / name).write_text(name)
+    with pytest.raises(ValueError, match=f'{foreign} is no file of a run'):
+        configurator.claim(out, train.OWN, True)
+    assert [p.name for p in tmp_path.iterdir()] == ['run'] and {p.name for p in out.iterdir()} == {*OWN, foreign}
+    configurator.claim(out, train.OWN, False).close()  # to resume moves nothing, and clears a killed save away
+    assert {p.name for p in out.iterdir()} == {*OWN, foreign} - {'step_00000002.pt.tmp'}
+    (out / foreign).unlink()
+    configurator.claim(out, train.OWN, True).close()
+    assert [p.name for p in out.iterdir()] == ['lock'] and len(list((tmp_path / 'run.1').iterdir())) == len(OWN) - 1
+
+
+def test_folders_that_are_no_runs(tmp_path, monkeypatch):
+    (tmp_path / 'here/run').mkdir(parents=True)
+    (tmp_path / 'here/step_00000001.pt').write_text('mine')
+    (tmp_path / 'link').symlink_to(tmp_path / 'here')
+    monkeypatch.setattr(configurator, 'REPO', tmp_path / 'here/run')
+    refused = [tmp_path / 'here', tmp_path / 'link', tmp_path, tmp_path / 'here/run']
+    for set_up in (lambda: None, lambda: monkeypatch.chdir(tmp_path / 'here/run'),
+                   lambda: monkeypatch.setenv('HOME', str(tmp_path / 'here/run'))):
+        set_up()
+        for out in (*refused, pathlib.Path('')):
+            with pytest.raises(ValueError, match='no folder for a run alone'):
+                configurator.claim(out, train.OWN, True)
+        monkeypatch.setattr(configurator, 'REPO', tmp_path / 'elsewhere')
+    assert sorted(p.name for p in tmp_path.iterdir()) == ['here', 'link']
+
+
+def test_a_log_that_a_kill_cut_short(tmp_path):
+    path = tmp_path / 'log.jsonl'
+    whole = '{"step": 1, "heldout": {"حديث\u2028": 1}}\n'
+    path.write_bytes(f'{whole}[1]\n{{"loss": 2}}\n7\n{{"step": "x"}}\n{whole}{{"step": 3}}\n{{"step": "حد'.encode()[:-1])
+    train.open_log(path, 2).close()
+    assert path.read_text('utf-8') == whole * 2
+
+
+@pytest.mark.parametrize('first', [[], ['--save_interval=1']], ids=['start again', 'step_00000001.pt, the last good'])
+def test_a_gradient_that_is_not_finite_is_never_saved(folder, tmp_path, capsys, first, request):
+    out = tmp_path / 'run'
+    told = refused(capsys, *SMALL, f'--data_dir={folder}', f'--out_dir={out}', '--lr=1e30', '--optimizer=adamw',
+                   '--warmup_steps=0', '--max_steps=2', *first, code=1)
+    assert 'step 2: the norm of the gradient is nan' in told and request.node.callspec.id in told
+    assert [p.name for p in out.glob('*.pt*')] == ['step_00000001.pt'] * len(first)
+    assert [x['step'] for x in log(out)] == [0, 1] and 'NaN' not in (out / 'log.jsonl').read_text()
 
 
 def test_two_runs_do_not_share_a_folder(folder, tmp_path, capsys):
     out = tmp_path / 'run'
     out.mkdir()
-    lock = train.claim(out, True)
+    lock = configurator.claim(out, train.OWN, True)
     assert 'another run' in refused(capsys, *SMALL, f'--data_dir={folder}', f'--out_dir={out}')
     lock.close()
 
