@@ -43,7 +43,7 @@ class MLM(nn.Module):
         super().__init__()
         self.chunk = chunk
 
-    def prepare(self, batch):
+    def prepare(self, batch, max_pairs=0):
         """Adds target (M,) to the batch; returns the counts of its terms, on the CPU."""
         batch['target'] = batch['orig'][batch['masked']]
         return {'mlm': len(batch['masked'])}
@@ -68,17 +68,16 @@ class MLMNeighbors(MLM):
 
     kind 'offset_emb': head_j = decoder(h_i + e_j), e_j zero at the start: AraNeoBERT v5, whose
     heads stayed the MLM head. kind 'projection': head_j = decoder(W_j h_i): the repair.
-    max_pairs caps the pairs of a micro-batch, drawn uniformly by (seed, step, row); 0: all.
     """
 
-    def __init__(self, hidden, kind='offset_emb', window=2, weight=1.0, consistency=0.1, max_pairs=0,
+    def __init__(self, hidden, kind='offset_emb', window=2, weight=1.0, consistency=0.1,
                  projection_init='identity', chunk=1024):
         super().__init__(hidden, chunk)
         if kind not in ('offset_emb', 'projection'):
             raise ValueError(f"neighbor_head_kind={kind!r}: choose 'offset_emb' or 'projection'")
         if window < 1:
             raise ValueError(f'neighbor_window={window}: must be at least 1')
-        self.kind, self.weight, self.consistency, self.max_pairs = kind, weight, consistency, max_pairs
+        self.kind, self.weight, self.consistency = kind, weight, consistency
         self.offsets = [j for j in range(-window, window + 1) if j]                       # J of them
         self.terms = [f'{j:+d}' for j in self.offsets]
         if kind == 'offset_emb':
@@ -105,9 +104,10 @@ class MLMNeighbors(MLM):
         projected = self.heads[j](h)
         return h + projected if self.zero_residual else projected
 
-    def prepare(self, batch):
-        """Adds target (M,), anchor and goal (P,): rows of the masked positions, sorted by
-        offset, and pairs, the number per offset. Counts: 'mlm', and one per offset."""
+    def prepare(self, batch, max_pairs=0):
+        """Adds target (M,), anchor and goal (P,): rows of the masked positions, sorted by offset, and
+        pairs, the number per offset; at most max_pairs of them, drawn uniformly by (seed, step, row),
+        0: all. Counts: 'mlm', and one per offset."""
         counts = super().prepare(batch)
         masked = batch['masked']
         document = np.searchsorted(batch['cu'], masked, 'right')                          # (M,)
@@ -120,8 +120,8 @@ class MLMNeighbors(MLM):
             goal.append(at[a])
             offset.append(np.full(len(a), index))
         anchor, goal, offset = map(np.concatenate, (anchor, goal, offset))
-        if self.max_pairs and len(anchor) > self.max_pairs:
-            keep = np.sort(self.lottery(batch, masked[anchor], offset)[:self.max_pairs])
+        if max_pairs and len(anchor) > max_pairs:
+            keep = np.sort(self.lottery(batch, masked[anchor], offset)[:max_pairs])
             anchor, goal, offset = anchor[keep], goal[keep], offset[keep]
         pairs = np.bincount(offset, minlength=len(self.offsets))
         batch.update(anchor=anchor, goal=goal, pairs=pairs.tolist())
@@ -169,7 +169,7 @@ def build(settings, hidden):
                              "or set --objective=mlm_neighbors")
         return MLM(hidden, settings['chunk'])
     if settings['objective'] == 'mlm_neighbors':
-        return MLMNeighbors(hidden, *(settings[k] for k in NEIGHBOR_SETTINGS), settings['chunk'])
+        return MLMNeighbors(hidden, *(settings[k] for k in NEIGHBOR_SETTINGS if k != 'neighbor_max_pairs'), settings['chunk'])
     raise ValueError(f"objective={settings['objective']!r}: choose 'mlm' or 'mlm_neighbors'")
 
 

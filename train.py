@@ -36,6 +36,7 @@ import eval as evaluation
 import model as encoder
 import muon
 import objectives
+import plan
 
 # files
 data_dir = 'data/mine'     # a folder made by prepare.py
@@ -73,6 +74,7 @@ batch_tokens = 262_144     # per optimizer step, over all ranks
 micro_tokens = 32_768      # per forward and rank
 mask_rate = 0.20
 mask_replace = 'mask'      # all [MASK], or '80_10_10'
+mask_span_mean = 0.0       # mean length of a run of masked words (tokens, where not whole_words); 0: each by itself
 whole_words = []           # sources that mask whole words
 # optimizer (muon.py) and schedule
 optimizer = 'muon'         # or 'adamw'
@@ -91,7 +93,7 @@ decay_start = 0            # step at which the learning rate begins to fall; 0: 
 decay_end = 0              # step at which it is at its minimum; 0: the end of the last phase
 min_lr_ratio = 0.0
 ema_decay = 0.9999
-phases = [dict(name='stable', steps=1000)]  # each may set what data.PHASE_SETTINGS lists
+phases = [dict(name='stable', steps=1000)]  # each may set what plan.PHASE_SETTINGS lists
 max_steps = 0              # stop here; rescales nothing; 0: run all phases
 # looking and saving
 log_interval = 10
@@ -114,7 +116,7 @@ RANGES = {  # a phase obeys them too
                 'save_interval', 'steps'),
     'at least 0': ('vocab_size', 'max_steps', 'warmup_steps', 'decay_start', 'decay_end', 'weight_decay', 'adam_betas',
                    'muon_momentum', 'clip', 'min_lr_ratio', 'eval_tokens', 'neighbor_max_pairs', 'neighbor_weight',
-                   'consistency_lambda', 'ema_decay', 'peak_tflops', 'seed'),
+                   'consistency_lambda', 'mask_span_mean', 'ema_decay', 'peak_tflops', 'seed'),
     'at most 1': ('mask_rate', 'ema_decay', 'min_lr_ratio'),
     'below 1': ('adam_betas', 'muon_momentum'),
     f'below {2 ** 63}': ('seed',),
@@ -124,7 +126,7 @@ OWN = re.compile(r'lock|log\.jsonl|log\.tmp|events\..*|(step|phase_[\w-]+)_[0-9]
 RESUMED = ('step', 'raw', 'ema', 'optimizer', 'settings', 'history', 'began', 'tokenizer', 'shards')
 IDEAS = {  # what counts as one idea when a run is compared with its base
     'encoder': [f.name for f in fields(encoder.Config)],
-    'objective': ['objective', 'mask_rate', 'mask_replace', 'whole_words', *objectives.NEIGHBOR_SETTINGS],
+    'objective': ['objective', 'mask_rate', 'mask_replace', 'mask_span_mean', 'whole_words', *objectives.NEIGHBOR_SETTINGS],
     'data': ['data_dir', 'sources', 'mix_by'],
     'length': ['phases', 'max_steps', 'decay_start', 'decay_end', 'batch_tokens', 'seq_len', 'warmup_steps'],
     'optimizer': ['optimizer', 'lr', 'weight_decay', 'adam_betas', 'adam_eps', 'muon_momentum', 'muon_scale', 'muon_ns',
@@ -150,19 +152,6 @@ def check(s):
         row = entry.get('seq_len', s['seq_len'])
         if s['objective'] == 'mlm_neighbors' and s['neighbor_window'] >= row:
             raise ValueError(f'{where}neighbor_window={s["neighbor_window"]}: must be below seq_len={row}')
-
-
-def lr_at(step, s, total):
-    """Learning rate of a step (0, 1, …): linear warmup, plateau, then 1 - sqrt (WSD, arXiv
-    2405.18392) or half a cosine from decay_start to decay_end, and the minimum from there on."""
-    if step < s['warmup_steps']:
-        return s['lr'] * (step + 1) / s['warmup_steps']
-    if not s['decay_start'] and s['schedule'] == 'wsd':
-        return s['lr']
-    start, end = max(s['decay_start'], s['warmup_steps']), s['decay_end'] or total
-    x = min(max((step - start) / max(end - start, 1), 0.0), 1.0)
-    shape = 1 - math.sqrt(x) if s['schedule'] == 'wsd' else 0.5 * (1 + math.cos(math.pi * x))
-    return s['lr'] * (s['min_lr_ratio'] + (1 - s['min_lr_ratio']) * shape)
 
 
 # ------------------------------------------------------------------------------- many processes
@@ -206,7 +195,7 @@ class Ranks:
 
 
 def to_device(batch, device):
-    return {k: torch.from_numpy(v).to(device, non_blocking=True) if isinstance(v, np.ndarray) else v
+    return {k: torch.as_tensor(v).to(device, non_blocking=True) if isinstance(v, (np.ndarray, torch.Tensor)) else v
             for k, v in batch.items()}
 
 # ------------------------------------------------------------------------------------- the run
@@ -221,12 +210,9 @@ class Run:
         self.s, self.step, self.history, self.lines = s, 0, [], []
         self.norm, self.saved = 0.0, None  # of the last step's gradient; the last whole checkpoint
         check(s)
-        wanted = dict.fromkeys(n for p in data.reached(s) for n in p.get('sources') or s['sources'])
+        wanted = dict.fromkeys(n for p in plan.reached(s) for n in p.get('sources') or s['sources'])
         self.sources = data.open_sources(s['data_dir'], 'train', wanted)
-        if not any(pathlib.Path(s['data_dir'], 'heldout').glob('*.bin')):
-            raise ValueError(f'{s["data_dir"]}/heldout: no text is held out; prepare it again with a larger share: '
-                             f'python prepare.py … --out_dir={s["data_dir"]} --heldout=0.05')
-        self.held_out = data.open_sources(s['data_dir'], 'heldout')
+        self.held_out = data.open_sources(s['data_dir'], 'heldout', verify=True)
         self.tokenizer = data.tokenizer_json(s['data_dir'], self.sources)
         any_source = next(iter(self.sources.values()))
         unknown = set(s['whole_words']) - set(self.sources)
@@ -243,8 +229,9 @@ class Run:
         self.objective = objectives.build(s.since('objective'), s['hidden'])
         self.ranks = Ranks(s['device'])
         self.rank, self.world, self.device = self.ranks.rank, self.ranks.world, self.ranks.device
-        self.phases, self.total = data.plan(s, self.sources, self.world)
+        self.phases, self.total = plan.phases(s, self.sources, self.world)
         self.stop_at = min(s['max_steps'] or self.total, self.total)
+        self.batches = data.Ahead(self.make_batches, self.stop_at)
         bf16 = muon.iteration_dtype(s['dtype'], self.device) == torch.bfloat16
         self.autocast = torch.autocast(self.device.type, torch.bfloat16, enabled=bf16)
         self.root = nn.ModuleDict({'model': self.model, 'objective': self.objective}).to(self.device)
@@ -264,15 +251,23 @@ class Run:
 
     # -- one step
 
+    def make_batches(self, step):
+        """This rank's micro-batches of a step, and the counts of their terms: known before the first backward.
+        Runs on a thread, a step ahead: it changes nothing here."""
+        phase = self.phase(step)
+        per_rank = phase.rows // phase.micro_rows // self.world
+        batches = [phase.micro_batch(step, self.rank * per_rank + i) for i in range(per_rank)]
+        counted = [self.objective.prepare(b, phase.s['neighbor_max_pairs']) for b in batches]
+        if self.device.type == 'cuda':  # from pinned memory the copies run beside the computation
+            batches = [{k: torch.from_numpy(v).pin_memory() if isinstance(v, np.ndarray) else v for k, v in b.items()}
+                       for b in batches]
+        return batches, {k: sum(c[k] for c in counted) for k in counted[0]}
+
     def train_step(self):
         """One optimizer step → {term: loss, …, 'stop': ranks that were told to stop}."""
         phase = self.phase()
         self.config.theta_local, self.config.theta_global = phase.s['theta_local'], phase.s['theta_global']
-        self.objective.max_pairs = phase.s['neighbor_max_pairs']
-        per_rank = phase.rows // phase.micro_rows // self.world
-        batches = [phase.micro_batch(self.step, self.rank * per_rank + i) for i in range(per_rank)]
-        counted = [self.objective.prepare(b) for b in batches]  # before the first backward
-        counts = {k: sum(c[k] for c in counted) for k in counted[0]}
+        batches, counts = self.batches(self.step)
         shared = self.ranks.sum(torch.tensor([*counts.values(), float(STOP.is_set())], dtype=torch.float64))
         counts = dict(zip(counts, shared.tolist()))
         self.check_gradient()  # now that this step's batches are made: the device had the time for the last one
@@ -285,7 +280,7 @@ class Run:
         params = self.optimizer.params
         self.ranks.sum_gradients(params)
         self.norm = nn.utils.clip_grad_norm_(params, self.s['clip'] or math.inf)  # once, before the step
-        self.optimizer.step(lr_at(self.step, self.s, self.total))
+        self.optimizer.step(plan.lr_at(self.step, self.s, self.total))
         self.optimizer.zero_grad()
         decay = min(self.s['ema_decay'], (1 + self.step) / (10 + self.step))
         torch._foreach_lerp_(list(self.ema.values()), [p.detach() for p in self.params.values()], 1 - decay)
@@ -454,11 +449,14 @@ def train(run):
     for p in run.phases:
         say(f'phase {p.name}: steps {p.start} to {p.end}, rows of {p.s["seq_len"]}, theta {p.s["theta_local"]:g} / '
             f'{p.s["theta_global"]:g}, epochs ' + ', '.join(f'{n} {e:.2f}' for n, e in p.mixture.epochs().items()))
+        rates = p.mask_rates() if first else {}
+        say('  masked: ' + ', '.join(f'{n} {r:.1%}{" in whole words" * (n in s["whole_words"])}' for n, r in rates.items()))
+        record(phase=p.name, masked=rates)
     found = look() if run.step == 0 else {}
     clock, done = time.time(), run.step
     with bar:
         while run.step < run.stop_at:
-            phase, lr_now = run.phase(), lr_at(run.step, s, run.total)
+            phase, lr_now = run.phase(), plan.lr_at(run.step, s, run.total)
             out = run.train_step()
             bar.update(1)
             last = run.step == run.stop_at

@@ -22,7 +22,7 @@ def folder(tmp_path_factory):
         lines = (' '.join(rng.choices(words, k=rng.randint(4, 60))) for _ in range(250))
         (root / f'{source}.txt').write_text('\n'.join(lines), 'utf-8')
     prepare.prepare(configurator.load(vars(prepare), [f'--text={root}/*.txt', f'--out_dir={root}/data',
-                                                      '--vocab_size=400', '--heldout=0.1', '--heldout_sources=c']))
+                                                      '--vocab_size=400', '--heldout=0.1', '--heldout_sources=c', '--workers=1']))
     return root / 'data'
 
 

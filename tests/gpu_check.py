@@ -150,13 +150,13 @@ def memory_does_not_follow_the_pairs():
     net = encoder.MaskedLM(encoder.Config(n_layer=2)).cuda()
     peaks = {}
     for cap in (1_000, 8_000, 64_000):
-        o = objectives.MLMNeighbors(768, 'projection', max_pairs=cap).cuda()
+        o = objectives.MLMNeighbors(768, 'projection').cuda()
         rng = np.random.default_rng(1)
         orig = rng.integers(5, 64_000, 32_768)
         masked = np.flatnonzero(rng.random(32_768) < 0.8)
         batch = dict(ids=orig.copy(), orig=orig, masked=masked, cu=np.arange(0, 32_769, 1024, dtype=np.int32), longest=1024,
                      keys=[(1, 1, i) for i in range(32)])
-        counts = o.prepare(batch)
+        counts = o.prepare(batch, cap)
         torch.cuda.reset_peak_memory_stats()
         with torch.autocast('cuda', torch.bfloat16):
             loss, _ = o(net, train.to_device(batch, torch.device('cuda')), counts)

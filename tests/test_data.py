@@ -1,11 +1,14 @@
 """Shards, mixtures, rows and masks."""
 import hashlib
+import json
 import struct
+import threading
 
 import numpy as np
 import pytest
 
 import data
+import plan
 
 HASH = hashlib.sha256(b'{}').hexdigest()
 
@@ -60,19 +63,36 @@ def test_damaged_shards_are_refused(tmp_path):
     for broken, told in ((b'', 'no magic'), (b'x' * 500, 'no magic'), (good[:-1], 'bytes where its header'),
                          (good + b'\0', 'bytes where its header'), (changed(1, 2), 'version 2'),
                          (changed(2, 4), 'bytes where its header'), (changed(2, 3), 'with 3 bytes'),
-                         (changed(4, n - 1), 'bytes where its header|offsets end')):
+                         (changed(4, n - 1), 'bytes where its header|do not rise')):
         path.write_bytes(broken)
         with pytest.raises(ValueError, match=told):
             data.Shard(path)
     at = data.BODY + 2 * n + -2 * n % 8  # the offsets
     path.write_bytes(good[:at + 8 * 20] + struct.pack('<q', n + 5) + good[at + 8 * 21:])
-    with pytest.raises(ValueError, match='offsets end'):
+    with pytest.raises(ValueError, match='do not rise from 0'):
+        data.Shard(path)
+    path.write_bytes(good[:at + 8 * 3] + good[at + 8 * 2:at + 8 * 3] + good[at + 8 * 4:])  # an empty document inside
+    with pytest.raises(ValueError, match='do not rise from 0'):
         data.Shard(path)
     path.write_bytes(good[:data.BODY + 8] + b'\xff\xff' + good[data.BODY + 10:])  # one bad id
     with pytest.raises(ValueError, match='token 0 … .* damaged'):
         data.open_sources(tmp_path, 'train')['a'].read(0, 30)
+    with pytest.raises(ValueError, match='token 0 … .* damaged'):
+        list(data.open_sources(tmp_path, 'train')['a'].pieces(30))
+    path.write_bytes(good[:data.BODY + 8] + bytes([good[data.BODY + 8] ^ 1]) + good[data.BODY + 9:])  # one bit
+    data.open_sources(tmp_path, 'train')
+    with pytest.raises(ValueError, match='a_00000.bin: its checksum'):
+        data.open_sources(tmp_path, 'train', verify=True)
     path.write_bytes(good)
-    path.with_suffix('.json').unlink()
+    data.open_sources(tmp_path, 'train', verify=True)
+    sidecar = path.with_suffix('.json')
+    info = json.loads(sidecar.read_text())
+    for broken, told in (('{', 'a_00000.json: damaged'), (json.dumps(info | {'tokens': 1}), 'does not describe'),
+                         (json.dumps({'tokens': n}), 'damaged'), ('[]', 'damaged'), (json.dumps(info | {'source': 3}), 'describe')):
+        sidecar.write_text(broken)
+        with pytest.raises(ValueError, match=told):
+            data.Shard(path)
+    sidecar.unlink()
     with pytest.raises(ValueError, match='sidecar'):
         data.Shard(path)
 
@@ -88,6 +108,19 @@ def test_missing_empty_and_foreign_shards(tmp_path):
         data.open_sources(tmp_path, 'train')
     write(tmp_path, 'b', [])
     with pytest.raises(ValueError, match='an empty shard'):
+        data.open_sources(tmp_path, 'train')
+
+
+def test_a_missing_shard_of_several(tmp_path):
+    for number in range(3):
+        write(tmp_path, 'a', documents(3), number=number)
+    (tmp_path / 'report.json').write_text(json.dumps(dict(sources=dict(a=dict(train=dict(shards=3))))))
+    assert len(data.open_sources(tmp_path, 'train')['a'].shards) == 3
+    (tmp_path / 'train/a_00002.bin').unlink()
+    with pytest.raises(FileNotFoundError, match='2 of the 3 shards of a'):
+        data.open_sources(tmp_path, 'train')
+    (tmp_path / 'report.json').write_text('{')
+    with pytest.raises(ValueError, match='report.json: damaged'):
         data.open_sources(tmp_path, 'train')
 
 
@@ -133,7 +166,7 @@ def sources_of(tmp_path, **sizes):
 
 def test_epochs_of_rows(tmp_path):
     """nanochat#360, trl#4554: every epoch gives every row of its grid once, at a new offset in a
-    new order; in three epochs nothing is seen more than three times nor left out."""
+    new order; in three epochs nothing is left out."""
     L, N = 16, 16 * 20 + 5
     mixture = data.Mixture(sources_of(tmp_path, a=N), {'a': 1.0}, L, 60, seed=3, phase=0)
     rows = [mixture.row(g)[1] for g in range(60)]
@@ -147,6 +180,42 @@ def test_epochs_of_rows(tmp_path):
     assert len({tuple(np.argsort(e)) for e in epochs}) == 3  # other orders
     assert len({min(e) % L for e in epochs}) > 1              # other grids
     assert mixture.epochs() == {'a': pytest.approx(60 * L / N)}
+
+
+@pytest.mark.parametrize('L, N', [(16, 16 * 20 + 5), (16, 16 * 20), (16, 16 * 20 + 15), (8, 8 * 2 + 7), (8, 8 + 7), (4, 4003)])
+def test_one_to_two_epochs_show_every_token_once_or_twice(tmp_path, L, N):
+    """1.97 epochs, or any share between one (and the two rows of its tail) and two: no token and so no document
+    is left out, none comes three times; whatever is left out by the first epoch comes first in the second."""
+    sources = sources_of(tmp_path, a=N)
+    n = N // L
+    for seed in range(12):
+        mixture = data.Mixture(sources, {'a': 1.97}, L, 2 * n, seed=seed, phase=0)
+        seen = np.zeros(N, int)
+        for k in range(2 * n):
+            if n + 2 <= k:
+                assert seen.min() >= 1, (seed, k)
+            seen[(mixture.row(k)[1] + np.arange(L)) % N] += 1
+            assert k >= n or seen.max() == 1
+        assert seen.min() >= 1 and seen.max() <= 2 and seen.sum() == 2 * n * L
+
+
+def test_197_epochs_of_documents(tmp_path):
+    """By documents, through batches, for a mixture of two sources: each is met once or twice, whole."""
+    for name, seed, n in (('a', 1, 300), ('b', 2, 120)):
+        write(tmp_path, name, documents(n, seed, longest=90))
+    sources = data.open_sources(tmp_path, 'train')
+    s = dict(sources={'a': 1.97, 'b': 1.97}, mix_by='epochs', batch_tokens=512, micro_tokens=256, seq_len=64, seed=1,
+             whole_words=[], mask_replace='mask', mask_rate=0.2, mask_span_mean=0.0, max_steps=0, phases=[dict(name='x')])
+    (phase,), _ = plan.phases(s, sources, 1)
+    assert all(abs(e - 1.97) < 0.02 for e in phase.mixture.epochs().values())
+    for index, source in enumerate(sources.values()):
+        seen = np.zeros(source.n_tokens, int)
+        for slot in range(phase.steps * phase.rows):
+            of, at = phase.mixture.row(slot)
+            seen[(at + np.arange(64)) % source.n_tokens] += of == index
+        offsets = source.shards[0].offsets
+        times = [(seen[a:b].min(), seen[a:b].max()) for a, b in zip(offsets[:-1], offsets[1:])]
+        assert {t for pair in times for t in pair} == {1, 2}
 
 
 def test_mixture_keeps_its_shares(tmp_path):
@@ -278,6 +347,67 @@ def test_80_10_10():
     assert set(hide(ids[:100], np.ones(100), replace='80_10_10', vocab_size=5)[0].tolist()) <= {4, 5, 7}
 
 
+@pytest.mark.parametrize('rate, mean', [(0.2, 3.0), (0.3, 1.0), (0.5, 5.0), (0.2, 1.25)])
+@pytest.mark.parametrize('whole', [False, True])
+def test_spans(rate, mean, whole):
+    """mask_span_mean: runs of masked words (tokens) of that mean length, the rate as without."""
+    rng, lengths, n = np.random.default_rng(3), [], 0
+    starts = rng.random(20_000) < 0.6 if whole else np.ones(20_000, bool)
+    word = np.cumsum(starts)
+    for seed in range(20):
+        ids = np.full(20_000, 9)
+        at = data.mask_row(ids, starts, np.random.default_rng(seed), rate, whole, 1000, span_mean=mean)
+        n += len(at)
+        drawn = np.zeros(word[-1] + 2, int)
+        drawn[np.unique(word[at])] = 1
+        edges = np.flatnonzero(np.diff(drawn, prepend=0))
+        lengths += (edges[1::2] - edges[::2]).tolist()
+        assert not whole or all((np.bincount(word[at], minlength=len(drawn)) > 0) == (drawn > 0))
+        assert not whole or len(at) == np.isin(word, word[at]).sum()  # all or none of a word
+    assert abs(n / 20 / 20_000 / rate - 1) < 0.03
+    assert abs(np.mean(lengths) / mean - 1) < 0.03
+
+
+def test_spans_stop_at_specials_and_begin_in_balance():
+    """The first place of a row is drawn as often as any other; [CLS] and [SEP] cut a run."""
+    ids = np.array([2, *[9] * 30, 3, 2, *[9] * 30, 3])
+    hits = np.zeros(len(ids))
+    for seed in range(4000):
+        row = ids.copy()
+        hits[data.mask_row(row, np.ones(64, bool), np.random.default_rng(seed), 0.3, False, 1000, span_mean=4.0)] += 1
+        assert (row[ids < 5] == ids[ids < 5]).all()
+    assert np.abs(hits[ids == 9] / 4000 - 0.3).max() < 0.035  # 4.8 standard errors
+
+
+def test_mask_rates_are_measured_by_source(tmp_path):
+    for name in 'ab':
+        docs = documents(200, 3)
+        write(tmp_path, name, docs, starts=[np.array([1] + [i % 3 == 0 for i in range(len(d) - 2)] + [1]) for d in docs])
+    s = dict(sources={}, mix_by='epochs', batch_tokens=512, micro_tokens=256, seq_len=64, seed=1, whole_words=['a'],
+             mask_replace='mask', mask_rate=0.25, mask_span_mean=0.0, max_steps=0, phases=[dict(name='x', steps=40)])
+    (phase,), _ = plan.phases(s, data.open_sources(tmp_path, 'train'), 1)
+    rates = phase.mask_rates()
+    assert list(rates) == ['a', 'b'] and all(abs(r - 0.25) < 0.03 for r in rates.values())
+    with pytest.raises(ValueError, match='mask_span_mean=0.5'):
+        plan.phases(s | dict(mask_span_mean=0.5), data.open_sources(tmp_path, 'train'), 1)
+
+
+def test_ahead_builds_the_next_step_on_a_thread():
+    """The same as make(step), in any order of asking; the next one is begun, none past the end; faults arrive."""
+    made, threads = [], set()
+
+    def make(step):
+        made.append(step)
+        threads.add(threading.get_ident())
+        return 1 / (7 - step) and step * 10
+    ahead = data.Ahead(make, 5)
+    assert [ahead(step) for step in (0, 1, 2, 4)] == [0, 10, 20, 40]
+    ahead.pool.shutdown()
+    assert made == [0, 1, 2, 3, 4] and threads.isdisjoint({threading.get_ident()})
+    with pytest.raises(ZeroDivisionError):
+        data.Ahead(make, 9)(7)
+
+
 def test_pieces(tmp_path):
     docs = [[2, *range(10, 30), 3], [2, 40, 3], [2, *range(50, 57), 3]]
     write(tmp_path, 'a', docs)
@@ -294,12 +424,12 @@ def test_a_phase_counts_in_epochs_or_weights(tmp_path):
     of the rows whatever the sizes."""
     sources = sources_of(tmp_path, a=3200, b=800)
     s = dict(sources={'a': 1.5, 'b': 4.0}, mix_by='epochs', batch_tokens=64, micro_tokens=32, seq_len=32, seed=1,
-             mask_rate=0.2, max_steps=0, phases=[dict(name='x'), dict(name='y', steps=10, sources={'b': 1.0})])
-    (x, y), total = data.plan(s, sources, 1)
+             mask_rate=0.2, mask_span_mean=0.0, max_steps=0, phases=[dict(name='x'), dict(name='y', steps=10, sources={'b': 1.0})])
+    (x, y), total = plan.phases(s, sources, 1)
     assert x.steps == (1.5 * 3200 + 4 * 800) // 64 == 125 and (y.start, total) == (125, 135)
     assert x.mixture.epochs() == {'a': pytest.approx(1.5), 'b': pytest.approx(4.0)}
     assert y.mixture.epochs() == {'b': pytest.approx(10 * 64 / 800)}
-    (x,), _ = data.plan(s | dict(mix_by='weight', phases=[dict(name='x', steps=100)], sources={'a': 1.0, 'b': 3.0}), sources, 1)
+    (x,), _ = plan.phases(s | dict(mix_by='weight', phases=[dict(name='x', steps=100)], sources={'a': 1.0, 'b': 3.0}), sources, 1)
     assert x.mixture.dealt(200).tolist() == [50, 150]
     with pytest.raises(ValueError, match='3 ranks: change micro_tokens'):
-        data.plan(s, sources, 3)
+        plan.phases(s, sources, 3)

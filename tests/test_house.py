@@ -24,17 +24,20 @@ MAY_IMPORT = {  # of the files beside it
     'muon': set(),
     'objectives': set(),
     'data': set(),
-    'train': {'model', 'muon', 'objectives', 'data', 'eval', 'configurator'},
+    'plan': {'data'},
+    'train': {'model', 'muon', 'objectives', 'data', 'plan', 'eval', 'configurator'},
     'eval': {'model', 'objectives', 'data', 'configurator'},
-    'prepare': {'data', 'decontaminate', 'configurator'},
-    'decontaminate': {'data', 'configurator'},
+    'corpus': {'data'},
+    'prepare': {'corpus', 'data', 'decontaminate', 'configurator'},
+    'demo_text': {'configurator'},
+    'decontaminate': {'corpus', 'data', 'configurator'},
     'finetune': {'model', 'muon', 'data', 'eval', 'configurator'},
     'export': {'model', 'configurator'},
-    'bench': {'model', 'muon', 'objectives', 'data', 'train', 'configurator'},
+    'bench': {'model', 'muon', 'objectives', 'corpus', 'data', 'plan', 'prepare', 'train', 'configurator'},
 }
 CORE = {'torch', 'numpy', 'tokenizers', 'tqdm'}
 ONLY = {'configurator': set(), 'model': {'torch'}, 'muon': {'torch'}, 'objectives': {'torch', 'numpy'}}
-OPTIONAL = {'safetensors', 'transformers', 'seqeval', 'sklearn', 'matplotlib', 'tensorboard', 'wandb', 'pyarrow'}
+OPTIONAL = {'safetensors', 'transformers', 'seqeval', 'sklearn', 'matplotlib', 'tensorboard', 'wandb', 'pyarrow', 'backports'}
 LONGEST = 450  # lines
 
 
@@ -143,7 +146,7 @@ def test_a_configs_settings_are_those_of_its_script(path, capsys):
     except SystemExit:
         pytest.fail(capsys.readouterr().err)
     for phase in settings.get('phases', ()):
-        assert set(phase) <= {'name', 'steps', *importlib.import_module('data').PHASE_SETTINGS}
+        assert set(phase) <= {'name', 'steps', *importlib.import_module('plan').PHASE_SETTINGS}
 
 
 @each([p for p in SCRIPTS if 'configurator.load(globals()' in p.read_text('utf-8')])

@@ -173,14 +173,14 @@ def test_parameters_on_top():
 def test_cap_on_pairs():
     """max_pairs draws that many, the same for the same (seed, step, row) whatever else is in the
     batch or its masks, differently at another step, and each pair equally often."""
-    o, seen = neighbors(max_pairs=8), {}
+    o, seen = neighbors(), {}
     for step in range(400):
         batch = make_batch(LENGTHS, MASKED)
         batch['keys'] = [(7, step, 0)]
-        counts = o.prepare(batch)
+        counts = o.prepare(batch, 8)
         again = make_batch(LENGTHS, MASKED)
         again['keys'] = [(7, step, 0)]
-        o.prepare(again)
+        o.prepare(again, 8)
         assert np.array_equal(batch['anchor'], again['anchor']) and len(batch['anchor']) == 8
         assert sum(counts[t] for t in o.terms) == 8 == sum(batch['pairs'])
         for pair in zip(batch['anchor'].tolist(), batch['goal'].tolist()):

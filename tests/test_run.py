@@ -16,9 +16,9 @@ import pytest
 import torch
 
 import configurator
-import data
 import eval as evaluation
 import model as encoder
+import plan
 import train
 from test_train import NEIGHBORS, PHASES, SMALL, log, losses, refused, run, same, settings
 
@@ -57,13 +57,13 @@ def test_a_fault_on_the_way_is_one_line_and_leaves_the_checkpoints(folder, tmp_p
     """A shard that turns out damaged; a disk that is full."""
     out = tmp_path / 'run'
     argv = [*SMALL, f'--data_dir={folder}', f'--out_dir={out}', '--save_interval=2', '--max_steps=6']
-    deal = data.Phase.micro_batch
+    deal = plan.Phase.micro_batch
 
     def damaged(phase, step, i):
         if step == 3:
             raise ValueError('a.bin: id 999 is outside the vocabulary')
         return deal(phase, step, i)
-    monkeypatch.setattr(data.Phase, 'micro_batch', damaged)
+    monkeypatch.setattr(plan.Phase, 'micro_batch', damaged)
     assert 'a.bin: id 999' in refused(capsys, *argv)
     monkeypatch.undo()
     before = {p.name: p.read_bytes() for p in out.glob('*.pt*')}
