@@ -89,8 +89,9 @@ def test_eval_beside_a_run_that_prunes(straight, tmp_path, capsys, monkeypatch):
     evaluation.main(['--ppl', f'--ckpt={tmp_path}', f'--json={tmp_path}/figures.json', '--device=cpu'])
     assert list(json.loads((tmp_path / 'figures.json').read_text())) == [f'{tmp_path}/step_00000002.pt']
     assert 'step_00000001.pt: gone since' in capsys.readouterr().err
+    both = [shutil.copy(straight / 'step_00000016.pt', tmp_path / f'step_0000000{step}.pt') for step in (1, 2)]
     with pytest.raises(SystemExit):  # one that was named is missed
-        evaluation.main(['--ppl', f'--ckpt={tmp_path}/step_00000001.pt'])
+        evaluation.main(['--ppl', f'--ckpt={",".join(map(str, both))}'])
 
 
 @pytest.mark.parametrize('flags, said', [([], 'another run is writing here'),

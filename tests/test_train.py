@@ -119,7 +119,7 @@ def test_damaged_checkpoint_is_passed_over(folder, tmp_path):
     run(folder, out, '--max_steps=6', '--save_interval=2')
     assert [p.name for p in sorted(out.glob('*.pt'))] == ['step_00000004.pt', 'step_00000006.pt']
     newest = out / 'step_00000006.pt'
-    shutil.copy(newest, out / 'step_best.pt')
+    shutil.copy(newest, out / 'step_00000001_best.pt')
     encoder.save(out / 'step_00000009.pt', {k: v for k, v in encoder.read(newest).items() if k != 'optimizer'})
     newest.write_bytes(newest.read_bytes()[:-500])
     r = train.Run(settings(folder, out, '--resume'), vars(train))
@@ -127,7 +127,7 @@ def test_damaged_checkpoint_is_passed_over(folder, tmp_path):
     for r.step in (5, 6):
         r.save()  # the last two up to this step; what is later or has another name is not this run's
     assert [p.name for p in sorted(out.glob('*.pt'))] == [
-        'step_00000005.pt', 'step_00000006.pt', 'step_00000009.pt', 'step_best.pt']
+        'step_00000001_best.pt', 'step_00000005.pt', 'step_00000006.pt', 'step_00000009.pt']
 
 
 def test_final_checkpoint_always(folder, tmp_path):
