@@ -6,6 +6,7 @@ PY := $(VENV)/bin/python
 .PHONY: demo test clean
 
 demo: $(VENV)/demo.done
+	$(PY) demo_text.py
 	$(PY) prepare.py config/demo_data.py
 	$(PY) -m torch.distributed.run --standalone --nproc_per_node=$$($(PY) -c \
 		"import os, torch; print(min(2, torch.cuda.device_count() or os.cpu_count()))") train.py config/tiny.py

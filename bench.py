@@ -33,6 +33,7 @@ text = []  # files to write into shards, as for prepare.py
 tokenizer = ''  # the tokenizer.json to write them with
 megabytes = 40.0  # at most this much of the text
 seq_len = 1024  # of the batches
+tokens = 4_194_304  # in batches
 repeats = 5
 out = 'docs/bench.json'
 
@@ -87,7 +88,7 @@ def write_shards(files, tokenizer, out):
         prepare.prepare(configurator.load(vars(prepare), flags, paths=('text', 'out_dir', 'tokenizer')))
 
 
-def build_batches(folder, seq_len, tokens=1 << 22):
+def build_batches(folder, seq_len, tokens):
     """So many tokens of a folder's rows, in batches of 64 rows with whole words masked, all sources by their size."""
     sources = {n: s for n, s in data.open_sources(folder, 'train').items() if s.n_tokens >= seq_len}
     mixture = data.Mixture(sources, {n: s.n_tokens for n, s in sources.items()}, seq_len, tokens // seq_len, 1, 0)
@@ -98,7 +99,7 @@ def build_batches(folder, seq_len, tokens=1 << 22):
 def bench_data(s):
     """Shards in MB/s beside `tokenizers`' encode_batch on the same text, batches in tokens/s beside what none does
     without, and the memory of both for a quarter of the text and for all of it."""
-    cores, tokens = len(os.sched_getaffinity(0)), 1 << 22
+    cores, tokens = len(os.sched_getaffinity(0)), s['tokens']
     with tempfile.TemporaryDirectory() as folder:
         files, texts = spread(s['text'], s['megabytes'], folder, 4 * cores)
         tok, mb = Tokenizer.from_file(s['tokenizer']), sum(len(t.encode()) for t in texts) / 1e6
@@ -122,7 +123,7 @@ def bench_data(s):
         for name, part in (('quarter', files[::4]), ('all', files)):
             own, worker, _ = memory(write_shards, part, s['tokenizer'], f'{folder}/{name}')
             found[f'shards_peak_mb_{name}'], found[f'shards_worker_peak_mb_{name}'] = own, worker
-            found[f'batch_mb_{name}'] = memory(build_batches, f'{folder}/{name}', s['seq_len'])[2]
+            found[f'batch_mb_{name}'] = memory(build_batches, f'{folder}/{name}', s['seq_len'], tokens)[2]
     print(f'{mb:.1f} MB of text, {len(texts):,} documents, {cores} cores, medians of {s["repeats"]}\n'
           'text → shards {shards_mb_per_s:.2f} MB/s; encode_batch alone, all cores {encode_batch_mb_per_s:.2f} MB/s\n'
           'whole-word batches, one core {batch_tokens_per_s:,.0f} tokens/s; their floor {floor_tokens_per_s:,.0f}\n'

