@@ -276,22 +276,23 @@ def join(parts, folder, stamp, s):
         found = json.loads(pathlib.Path(f'{part}.json').read_text('utf-8'))
         for source, n in found['seen'].items():
             report[source].update(n)
-        ends = np.cumsum(of['tokens'], dtype=np.int64)
-        if os.path.getsize(f'{part}.ids') != 4 * (ends[-1] if len(ends) else 0):
+        edges = np.concatenate([[0], np.cumsum(of['tokens'], dtype=np.int64)])  # (d + 1,)
+        if os.path.getsize(f'{part}.ids') != 4 * edges[-1]:
             raise ValueError(f'{part}.ids: not as long as its documents; delete {part.parent} and start again')
         a = 0
         while a < len(of):  # 4 M tokens at a time
-            begin = int(ends[a - 1]) if a else 0
-            b = int(np.searchsorted(ends, begin + (1 << 22))) + 1
-            block = np.array(of[a:b])
-            packed = np.fromfile(f'{part}.ids', np.uint32, int(block['tokens'].sum()), offset=4 * begin)
+            b = int(np.searchsorted(edges, edges[a] + (1 << 22), 'right'))
+            block, at = np.array(of[a:b]), edges[a:b + 1] - edges[a]
+            packed = np.fromfile(f'{part}.ids', np.uint32, int(at[-1]), offset=4 * int(edges[a]))
             for source in np.unique(block['source']):
-                name, of_it = found['sources'][source], block['source'] == source
-                report[name]['copies'] += int((of_it & ~kept[a:b]).sum())
-                out = np.array([held(name, lot, s) for lot in block['lot'].tolist()])
-                for split, mine in (('train', of_it & kept[a:b] & ~out), ('heldout', of_it & kept[a:b] & out)):
-                    ids = packed[np.repeat(mine, block['tokens'])]
-                    shards.add(name, split, ids & ~np.uint32(corpus.START), ids >= corpus.START, block[mine])
+                name, of_it = found['sources'][source], np.flatnonzero(block['source'] == source)
+                mine = of_it[kept[a:b][of_it]]
+                report[name]['copies'] += len(of_it) - len(mine)
+                out = np.array([held(name, lot, s) for lot in block['lot'][mine].tolist()], bool)
+                for split, docs in (('train', mine[~out]), ('heldout', mine[out])):
+                    if len(docs):
+                        ids = np.concatenate([packed[i:j] for i, j in zip(at[docs], at[docs + 1])])
+                        shards.add(name, split, ids & ~np.uint32(corpus.START), ids >= corpus.START, block[docs])
             a = b
     for key in list(shards.open):
         shards.close(key)
