@@ -116,6 +116,17 @@ def read_parquet(path):
         raise ValueError(f'{path}: not a whole Parquet file after row {n} ({error}); download it again') from None
 
 
+def cut(body, megabytes):
+    """A text → pieces of at most so many characters, cut at a blank or line's end where there is one."""
+    longest = max(int(megabytes * 5e5), 1)
+    while len(body) > longest:
+        at = max(body.rfind(' ', 1, longest), body.rfind('\n', 1, longest))
+        at = at if at > 0 else longest
+        yield body[:at]
+        body = body[at:]
+    yield body
+
+
 # ---------------------------------------------------------------------------------- tokenizer
 
 # What no reader sees and every model meets: tatweel, bidi marks and embeddings, zero-width blank,

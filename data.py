@@ -345,8 +345,8 @@ def runs(rng, n, rate, mean):
     first = rng.random() < rate
     lengths = np.empty((n, 2), np.int64)
     lengths[:, 0 if first else 1] = rng.geometric(1 / mean, n)
-    lengths[:, 1 if first else 0] = rng.geometric(rate / (mean * (1 - rate)), n)
-    return np.repeat(np.tile([first, not first], n), lengths.ravel())[:n]
+    lengths[:, 1 if first else 0] = rng.geometric(min(rate / (mean * (1 - rate)), 1), n)
+    return np.repeat(np.tile([first, not first], n), np.minimum(lengths, n).ravel())[:n]
 
 
 def boundaries(bounds, total):

@@ -34,9 +34,10 @@ class Phase:
         self.steps = entry.get('steps') or int(sum(tokens.values())) // s['batch_tokens']
         if self.steps < 1:
             raise ValueError(f'phase {self.name}: steps={self.steps}: a phase has at least one step')
-        if s['mask_span_mean'] and s['mask_span_mean'] < max(1, s['mask_rate'] / (1 - s['mask_rate'] or 1e-9)):
-            raise ValueError(f'phase {self.name}: mask_span_mean={s["mask_span_mean"]}: at least 1 and mask_rate / (1 - mask_rate); '
-                             '0 draws every word by itself')
+        least = max(1, s['mask_rate'] / max(1 - s['mask_rate'], 1e-9))  # the gaps between spans are at least one word
+        if 0 < s['mask_span_mean'] < least - 1e-9:
+            raise ValueError(f'phase {self.name}: mask_span_mean={s["mask_span_mean"]}: with mask_rate={s["mask_rate"]} at least '
+                             f'{least:.4g}; 0 draws every word by itself')
         self.end = start + self.steps
         self.mixture = data.Mixture(train_sources, tokens, s['seq_len'], self.steps * self.rows, s['seed'], index)
 

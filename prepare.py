@@ -18,6 +18,7 @@ cache and one document as it was read; at the end a byte per document. Disk: 4 b
 """
 import collections
 import concurrent.futures
+import errno
 import fcntl
 import hashlib
 import heapq
@@ -27,6 +28,7 @@ import os
 import pathlib
 import random
 import re
+import resource
 import shutil
 import signal
 import sys
@@ -61,6 +63,7 @@ shuffle_mb = 64.0  # of a file shuffled at once: decides only which documents sh
 workers = 0  # processes; 0: one for each core
 seed = 1337  # of the shuffle; the held-out cut depends on the documents alone
 
+MOVING = ('text', 'out_dir', 'tokenizer', 'workers')  # a folder may move; a run's inputs say what was read
 ABOVE_0 = ('vocab_size', 'sample_mb', 'longest_mb', 'shard_tokens', 'shuffle_mb')
 
 # ------------------------------------------------------------------------- the walk of a corpus
@@ -90,7 +93,7 @@ def sample(docs, s):
         sources.add(source)
         if rank >= limit:
             continue
-        first = next(filter(None, (normalise(piece).strip() for piece in cut(body, s['longest_mb']))), '')
+        first = next(filter(None, (normalise(piece).strip() for piece in corpus.cut(body, s['longest_mb']))), '')
         if first and not held(source, hash64(parent or first), s):
             heapq.heappush(kept, (-rank, body))
             size += 2 * len(body)  # bytes: Arabic takes two a letter, in UTF-8 as in memory
@@ -114,17 +117,6 @@ def by_size(docs, megabytes):
         yield batch
 
 
-def cut(body, megabytes):
-    """A text → pieces of at most so many characters, cut at a blank or line's end where there is one."""
-    longest = max(int(megabytes * 5e5), 1)
-    while len(body) > longest:
-        at = max(body.rfind(' ', 1, longest), body.rfind('\n', 1, longest))
-        at = at if at > 0 else longest
-        yield body[:at]
-        body = body[at:]
-    yield body
-
-
 RECORD = np.dtype([('key', '<u8'), ('lot', '<u8'), ('source', '<u2'),  # of a document: hashes of its text, of its parent
                    *((n, '<u4') for n in ('tokens', 'words', 'chars', 'bytes', 'unknown'))])
 COUNTS = RECORD.names[3:]
@@ -138,11 +130,13 @@ def encode_file(path, part, s, encoder):
         for source, parent, raw in corpus.read(path):
             n = seen[source]
             n['read'] += 1
-            for i, piece in enumerate(cut(raw, s['longest_mb'])):
+            for i, piece in enumerate(corpus.cut(raw, s['longest_mb'])):
                 body = encoder.normalise(piece).strip()
                 parent = parent or body  # the pieces of one text stay together
                 n['cut'] += i > 0
                 n['empty'] += not body
+                if len(sources) == 1 << 16 and source not in sources:
+                    raise ValueError(f'{path}: more than 65,536 sources in one file; give fewer names, or several files')
                 if body:
                     yield sources.setdefault(source, len(sources)), hash64(parent), body
 
@@ -163,8 +157,6 @@ def encode_file(path, part, s, encoder):
         for file in (ids, docs):
             file.flush()
             os.fsync(file.fileno())
-    if len(sources) > 1 << 16:
-        raise ValueError(f'{path}: {len(sources):,} sources in one file, at most 65,536 are told apart; name fewer')
     write(f'{part}.json', json.dumps(dict(sources=list(sources), seen=seen)))
 
 
@@ -178,8 +170,7 @@ def write(path, text):
 
 
 def start_worker(tokenizer_json, name):
-    """Once in every process: its encoder, one thread; it ends with its parent, and leaves Ctrl-C to it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Once in every process: its encoder, one thread; it ends with its parent."""
     threading.Thread(target=lambda: (multiprocessing.parent_process().join(), os._exit(1)), daemon=True).start()
     os.environ['TOKENIZERS_PARALLELISM'] = 'false'
     start_worker.encoder = corpus.Encoder(tokenizer_json, name)
@@ -203,7 +194,9 @@ def encode_files(jobs, tokenizer_json, s):
     pool = concurrent.futures.ProcessPoolExecutor(n, multiprocessing.get_context('spawn'), start_worker,
                                                   (tokenizer_json, s['tokenizer'] or 'tokenizer.json'))
     try:
+        heard = signal.signal(signal.SIGINT, signal.SIG_IGN)  # what starts now leaves Ctrl-C to this process
         found = {pool.submit(work_on, job): job[0] for job in jobs}
+        signal.signal(signal.SIGINT, heard)
         for future in concurrent.futures.as_completed(found):
             future.result()
             bar.update(found[future].stat().st_size)
@@ -245,7 +238,7 @@ class Shards:
             if key not in self.open:
                 # ASCII, for file systems and locales without more; the hash keeps two such names apart
                 name = re.sub(r'[^A-Za-z0-9_-]', '_', source)[:100]
-                name += '' if name == source else f'-{hash64(source) % 16 ** 6:06x}'
+                name += '' if name == source else f'-{hash64(source):016x}'
                 path = self.folder / split / f'{name}_{n["shards"]:05d}.bin'
                 self.open[key] = data.ShardWriter(path, *self.stamp, source, split), collections.Counter()
                 n['shards'] += 1
@@ -272,8 +265,14 @@ def join(parts, folder, stamp, s):
     shards, report = Shards(folder, stamp, s['shard_tokens']), collections.defaultdict(collections.Counter)
     records = [np.memmap(f'{p}.docs', RECORD, 'r') if os.path.getsize(f'{p}.docs') else np.zeros(0, RECORD) for p in parts]
     keep = first_of_each([r['key'] for r in records]) if s['dedupe'] else [np.ones(len(r), bool) for r in records]
-    for part, of, kept in zip(tqdm(parts, 'joining', unit=' files', disable=None), records, keep):
-        found = json.loads(pathlib.Path(f'{part}.json').read_text('utf-8'))
+    seen = [json.loads(pathlib.Path(f'{part}.json').read_text('utf-8')) for part in parts]
+    files = 64 + 2 * len({source for found in seen for source in found['sources']})
+    allowed, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files > most:
+        raise ValueError(f'{files // 2 - 32:,} sources take up to {files:,} open files, {most:,} are allowed: raise `ulimit -n`, or '
+                         'name fewer sources')
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(allowed, files), most))
+    for part, found, of, kept in zip(tqdm(parts, 'joining', unit=' files', disable=None), seen, records, keep):
         for source, n in found['seen'].items():
             report[source].update(n)
         edges = np.concatenate([[0], np.cumsum(of['tokens'], dtype=np.int64)])  # (d + 1,)
@@ -314,14 +313,14 @@ def finished(out, s, inputs):
     """True where out holds what s and inputs give, False where it is free or unfinished. Nothing there
     is ever replaced: ValueError where it holds other work."""
     there = [n for n in ('report.json', 'tokenizer.json', 'train', 'heldout') if (out / n).exists()]
-    if not there or (out / 'unfinished/moving').exists():
+    moving = out / 'unfinished/moving'
+    if not there or moving.exists() and moving.read_text() == run_name(s, inputs):
         return False
     if there[:3] != ['report.json', 'tokenizer.json', 'train']:
         raise ValueError(f'{out}: holds {", ".join(there)}, not the whole of a run; delete that or take another --out_dir')
     try:
         old = json.loads((out / 'report.json').read_text('utf-8'))
-        moving = ('text', 'out_dir', 'tokenizer', 'workers')  # a folder may move; inputs says what was read
-        differ = [k for k in s if k not in moving and s[k] != old['settings'].get(k)]
+        differ = [k for k in s if k not in MOVING and s[k] != old['settings'].get(k)]
         differ += ['files'] * (inputs != old['inputs'])
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f'{out}/report.json: damaged ({error}); delete it or take another --out_dir') from None
@@ -347,6 +346,10 @@ def check(s):
 def named(kind, *what):
     """A file name that stands for all that its content depends on."""
     return f'{kind}_{hash64(json.dumps(what)):016x}'
+
+
+def run_name(s, inputs):
+    return named('run', inputs, {k: s[k] for k in s if k not in MOVING})
 
 
 def prepare(s):
@@ -413,13 +416,17 @@ def prepare(s):
         show(report)
         (work / 'tokenizer.json').write_bytes(tokenizer_json.encode())
         (work / 'report.json').write_text(json.dumps(report, indent=1), 'utf-8')  # ASCII: paths may not be UTF-8
-        (work / 'moving').touch()  # from here on, what stands in out is this run's
+        write(work / 'moving', run_name(s, inputs))  # from here on, what stands in out is this run's
         for name in ('train', 'heldout', 'tokenizer.json', 'report.json'):  # the last says that all is there
             if (work / name).exists():
                 shutil.rmtree(out / name, ignore_errors=True)
                 os.replace(work / name, out / name)
         (work / 'moving').unlink()
         shutil.rmtree(work)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
+            raise OSError(f'{out}: {error.strerror}; make room, the same command goes on') from None
+        raise
     finally:
         if not any(p.stat().st_size for p in work.glob('*_*.*') if p.suffix in ('.json', '.ids')):  # nothing to keep
             shutil.rmtree(work, ignore_errors=True)
@@ -437,7 +444,8 @@ def show(report):
         for split in ('train', 'heldout'):
             if split in of:
                 n = of[split]
-                print(f'{source[:24]:24} {split:8}{n["documents"]:11,}{n["tokens"]:16,}{n["words"]:16,}'
+                name = ''.join(c if c.isprintable() else ascii(c)[1:-1] for c in source)[:24]
+                print(f'{name:24} {split:8}{n["documents"]:11,}{n["tokens"]:16,}{n["words"]:16,}'
                       f'{n["tokens_per_word"]:12.3f}{n["unknown_rate"]:9.2%}')
     total = {k: sum(n[k] for n in report['sources'].values()) for k in ('read', 'cut', 'empty', 'copies')}
     print('documents: {read:,} read, {cut:,} more by cutting long ones, {empty:,} empty, {copies:,} copies left out'.format(**total))
@@ -455,5 +463,6 @@ if __name__ == '__main__':
         try:
             prepare(settings)
         except KeyboardInterrupt:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
             print('\nprepare.py: stopped; the same command goes on where it was', file=sys.stderr)
             sys.exit(130)

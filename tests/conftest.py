@@ -1,5 +1,7 @@
+import os
 import pathlib
 import random
+import runpy
 import sys
 
 import pytest
@@ -10,6 +12,17 @@ torch.set_num_threads(1)  # small tensors, and the same bits as a process with O
 
 import configurator  # noqa: E402
 import prepare  # noqa: E402
+
+
+def refused(script, monkeypatch, capsys, *argv):
+    """`python SCRIPT ARGV` in this process → the one line that a user's mistake gets, with code 2."""
+    monkeypatch.setattr(sys, 'argv', [script, *argv])
+    monkeypatch.setattr(sys, 'stdout', open(os.devnull, 'w'))  # it is reconfigured there
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(configurator.REPO / script), run_name='__main__')
+    line, = capsys.readouterr().err.strip().split('\n')
+    assert end.value.code == 2
+    return line
 
 
 @pytest.fixture(scope='session')

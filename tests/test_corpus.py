@@ -436,3 +436,11 @@ def test_find(tmp_path, monkeypatch):
     pathlib.Path('a.pdf').touch()
     with pytest.raises(ValueError, match=r'^a.pdf: not a kind that is read; make it .jsonl'):
         corpus.find(['*'])
+
+
+@pytest.mark.parametrize('body', ['', 'ا', 'كتب ذهب', 'كتب\nذهب قال', 'ا' * 9, '  ' * 5])
+def test_cut(body):
+    """Down to a character at a time: no piece too long, none lost, an end in any case."""
+    for n in (0, 1, 4, 7, 100):
+        pieces = list(corpus.cut(body, n / 5e5))
+        assert ''.join(pieces) == body and max(map(len, pieces)) <= max(n, 1) and all(pieces) >= bool(body)

@@ -4,7 +4,7 @@ import runpy
 import sys
 
 import pytest
-from test_prepare import refused
+from conftest import refused
 
 import configurator
 import corpus

@@ -5,7 +5,6 @@ import json
 import os
 import pathlib
 import random
-import runpy
 import shutil
 import signal
 import subprocess
@@ -14,6 +13,7 @@ import time
 
 import numpy as np
 import pytest
+from conftest import refused
 from test_corpus import STORIES, encoded, write_jsonl
 from tokenizers import Tokenizer
 
@@ -48,17 +48,6 @@ def files_of(out):
     """{name: content} of all that training reads."""
     assert not (out / 'unfinished').exists()
     return {p.relative_to(out).as_posix(): p.read_bytes() for p in sorted(out.rglob('*.*')) if p.name != 'report.json'}
-
-
-def refused(script, monkeypatch, capsys, *argv):
-    """`python SCRIPT ARGV` in this process → the one line that a user's mistake gets, with code 2."""
-    monkeypatch.setattr(sys, 'argv', [script, *argv])
-    monkeypatch.setattr(sys, 'stdout', open(os.devnull, 'w'))  # it is reconfigured there
-    with pytest.raises(SystemExit) as end:
-        runpy.run_path(str(REPO / script), run_name='__main__')
-    line, = capsys.readouterr().err.strip().split('\n')
-    assert end.value.code == 2
-    return line
 
 
 @pytest.fixture(scope='module')
@@ -201,14 +190,6 @@ def test_long_documents_are_cut(tmp_path, monkeypatch):
     check_report(tmp_path / 'out', report)
 
 
-@pytest.mark.parametrize('body', ['', 'ا', 'كتب ذهب', 'كتب\nذهب قال', 'ا' * 9, '  ' * 5])
-def test_cut(body):
-    """Down to a character at a time: no piece too long, none lost, an end in any case."""
-    for n in (0, 1, 4, 7, 100):
-        pieces = list(prepare.cut(body, n / 5e5))
-        assert ''.join(pieces) == body and max(map(len, pieces)) <= max(n, 1) and all(pieces) >= bool(body)
-
-
 def test_sample_is_bounded_and_even():
     """The tokenizer's sample: up to its size, from all over, whatever the order."""
     s = vars(prepare) | dict(sample_mb=0.01, heldout=0.0)
@@ -332,6 +313,8 @@ def test_stopped_among_the_moves(tmp_path, monkeypatch):
         with pytest.raises(KeyboardInterrupt):
             run(out, a, **kw)
         assert (out / 'train').exists() and not (out / 'report.json').exists()
+        with pytest.raises(ValueError, match='not the whole of a run'):
+            run(out, a, **kw, seed=3)
     monkeypatch.undo()
     monkeypatch.setattr(shutil, 'rmtree', stopping('rmtree'))
     with pytest.raises(KeyboardInterrupt):
@@ -380,6 +363,23 @@ def test_again(tmp_path):
         run(out, a)
     assert all(p.stat().st_mtime_ns == t for p, t in before.items() if p.suffix in ('.bin', '.json') and p.exists()
                and p.name != 'report.json')
+
+
+def test_too_much_for_the_machine(tok_json, tmp_path, monkeypatch):
+    """Sources beyond what can be told apart or kept open, and a full disk: one line, with a remedy."""
+    a = write_jsonl(tmp_path / 'a.jsonl', [dict(text='ا', source=f'ب{i}') for i in range(65_537)])
+    with pytest.raises(ValueError, match='a.jsonl: more than 65,536 sources'):
+        run(tmp_path / 'out', a, tokenizer=tok_json, dedupe=False)
+    b = write_jsonl(tmp_path / 'b.jsonl', [dict(text=t, source=f'ب{i}') for i, t in enumerate(STORIES[:30])])
+    monkeypatch.setattr(prepare.resource, 'getrlimit', lambda what: (100, 120))
+    with pytest.raises(ValueError, match='30 sources take up to 124 open files, 120 are allowed'):
+        run(tmp_path / 'out', b, tokenizer=tok_json)
+    monkeypatch.undo()
+    monkeypatch.setattr(prepare, 'join', lambda *a: open('/dev/full', 'w').write('x' * 9999))
+    with pytest.raises(OSError, match='out: No space left on device; make room, the same command goes on'):
+        run(tmp_path / 'out', b, tokenizer=tok_json)
+    monkeypatch.undo()
+    assert len(run(tmp_path / 'out', b, tokenizer=tok_json)['sources']) == 30
 
 
 def test_two_at_once(tmp_path):
