@@ -14,6 +14,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, trainers
 
 import configurator
+import corpus
 import data
 import eval as evaluation
 import model as encoder
@@ -64,7 +65,6 @@ def kl(p, q):
     return (np.asarray(p) * np.log(np.asarray(p) / np.asarray(q))).sum(-1)
 
 # --------------------------------------------------------------------------------- perplexity
-
 
 def test_perplexity_is_a_mean_over_tokens():
     """keras-hub#2958: long documents are guessed among V pieces, short ones among half of them."""
@@ -147,7 +147,7 @@ def test_batch_size_changes_no_figure():
 
 @pytest.fixture(scope='module')
 def tokenizer():
-    return prepare.build_tokenizer(TEXTS * 30, 400)
+    return corpus.build_tokenizer(TEXTS * 30, 400)
 
 
 def test_characters_add_up_to_the_text(tokenizer):
@@ -305,17 +305,17 @@ def test_fill_gives_the_likeliest_pieces(tokenizer):
 @pytest.mark.parametrize('word', ['كتب', 'يكتبون'])
 def test_fill_asks_what_training_saw(tokenizer, word):
     """transformers#12678: a mask in the text is the word's own tokens masked, blank included."""
-    masked, starts = next(prepare.encode(prepare.encoder(tokenizer.to_str())[1], [f'ذهب {word} الى المدرسة']))
+    packed = corpus.Encoder(tokenizer.to_str()).encode([f'ذهب {word} الى المدرسة'])[0].astype(np.int64)
+    masked, starts = packed % corpus.START, packed >= corpus.START
     first, end = np.flatnonzero(starts)[2:4]
     assert (end - first == 1) == (word == 'كتب')
     masked[first:end] = data.MASK
     asked = []
-    text = 'ذهب' + ' [MASK]' * (end - first) + ' الى المدرسة'
-    evaluation.filling(lambda b, at: asked.append(b['ids']) or torch.zeros(len(at), 512), tokenizer, text)
+    evaluation.filling(lambda b, at: asked.append(b['ids']) or torch.zeros(len(at), 512), tokenizer,
+                       'ذهب' + ' [MASK]' * (end - first) + ' الى المدرسة')
     assert asked[0].tolist() == masked.tolist()
 
 # ----------------------------------------------------------------------------- command line
-
 
 @pytest.fixture(scope='module')
 def house(tmp_path_factory, tokenizer):
@@ -323,13 +323,13 @@ def house(tmp_path_factory, tokenizer):
     of two steps, out/mlm with one; raw weights decode to nothing: their perplexity is the vocabulary."""
     root = tmp_path_factory.mktemp('house')
     for source in ('wiki', 'news', 'trained'):
-        lines = (' '.join(np.random.default_rng(i).permutation(TEXTS)) for i in range(12))
-        (root / f'{source}.txt').write_text('\n'.join(lines), 'utf-8')
-    for name, tok in (('data', tokenizer), ('other', prepare.build_tokenizer(TEXTS[:2] * 30, 280))):
+        lines = '\n'.join(' '.join(np.random.default_rng(i).permutation(TEXTS)) for i in range(12))
+        (root / f'{source}.txt').write_text(lines, 'utf-8')
+    for name, tok in (('data', tokenizer), ('other', corpus.build_tokenizer(TEXTS[:2] * 30, 280))):
         tok.save(str(root / f'{name}.json'))
         prepare.prepare(configurator.load(vars(prepare), [
             f'--text={root}/*.txt', f'--tokenizer={root}/{name}.json', f'--out_dir={root}/{name}',
-            '--heldout_sources=wiki,news']))
+            '--heldout_sources=wiki,news', '--dedupe=False', '--workers=1']))
     text = (root / 'data.json').read_text('utf-8')
     for name, kind, seed in (('run/step_00000200.pt', 'mlm_neighbors', 2), ('mlm/step_00000007.pt', 'mlm', 3),
                              ('run/phase_stable_00000100.pt', 'mlm_neighbors', 1),
