@@ -166,6 +166,8 @@ def chain(file, above=()):
     if not path.is_file():
         there = ', '.join(sorted(p.name for p in (REPO / 'config').glob('*.py')))
         fail(f'{where}: no such config file (config/ has {there}; a flag is --name=value)')
+    if path.suffix != '.py':  # a glob that the shell has taken apart
+        fail(f"{where}: not a config file (.py); put a glob in quotes, --text='mine/*.jsonl'")
     if path.resolve() in [p.resolve() for p in above]:
         fail(f'{where}: is its own base')
     try:

@@ -255,6 +255,7 @@ def test_a_missing_file_is_named_beside_those_there_are(refused, repo):
     write(repo, 'v4.py', '')
     assert refused('config/v44.py').startswith('config/v44.py: no such config file (config/ has v4.py')
     assert 'no such config file' in refused('config')  # a folder
+    assert 'put a glob in quotes' in refused(write(repo, 'b.jsonl', '{"text": 1}'))
     child = write(repo, 'v5.py', 'base = "config/v44.py"\n')
     said = refused(child)
     assert said.startswith(f"{os.path.relpath(repo / child)}: base = 'config/v44.py': no such config file")
