@@ -222,10 +222,20 @@ def check(values, defaults, ranges, choices, where=''):
                 raise ValueError(f'{said}must be {len(default)} numbers')
 
 
+def locked(path, busy):
+    """Opens and locks a file → it, locked while it is open; ValueError(busy) where another process has it."""
+    import fcntl  # here, for Windows has none, and evaluates all the same
+    lock = open(path, 'a')  # 'a': a user's own file of that name is not emptied
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        raise ValueError(busy) from None
+    return lock
+
+
 def claim(out, own, fresh):
     """Takes a run's folder for this process alone; a fresh run moves an earlier one aside, but never a
     file of another kind. own: what the names of a run's files match. → the lock, held while it is open."""
-    import fcntl  # here, for Windows has none, and evaluates all the same
     out = out.resolve()  # a link's folder moves, not the link
     if out.exists() and not out.is_dir():
         raise ValueError(f'{out}: a file stands where the run would be written; choose another --out_dir')
@@ -239,11 +249,7 @@ def claim(out, own, fresh):
         raise ValueError(f'{out}: would be moved aside as an earlier run, but {foreign[0]} is no file of a run; '
                          'move that elsewhere, or choose another --out_dir')
     out.mkdir(parents=True, exist_ok=True)
-    lock = open(out / 'lock', 'a')
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        raise ValueError(f'{out}: another run is writing here; choose another --out_dir') from None
+    lock = locked(out / 'lock', f'{out}: another run is writing here; choose another --out_dir')
     if earlier:
         aside = next(p for i in itertools.count(1) if not (p := out.with_name(f'{out.name}.{i}')).exists())
         out.rename(aside)

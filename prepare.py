@@ -19,7 +19,6 @@ cache and one document as it was read; at the end a byte per document. Disk: 4 b
 import collections
 import concurrent.futures
 import errno
-import fcntl
 import hashlib
 import heapq
 import json
@@ -65,6 +64,7 @@ seed = 1337  # of the shuffle; the held-out cut depends on the documents alone
 
 MOVING = ('text', 'out_dir', 'tokenizer', 'workers')  # a folder may move; a run's inputs say what was read
 ABOVE_0 = ('vocab_size', 'sample_mb', 'longest_mb', 'shard_tokens', 'shuffle_mb')
+RANGES = {'above 0': ABOVE_0, 'at least 0': ('workers', 'heldout'), 'below 1': ('heldout',)}
 
 # ------------------------------------------------------------------------- the walk of a corpus
 
@@ -330,15 +330,7 @@ def finished(out, s, inputs):
 
 
 def check(s):
-    if s['tokenizer_kind'] not in corpus.PRE_TOKENIZERS:
-        raise ValueError(f'tokenizer_kind={s["tokenizer_kind"]!r}: choose one of {", ".join(corpus.PRE_TOKENIZERS)}')
-    for name in ABOVE_0:
-        if not s[name] > 0:
-            raise ValueError(f'{name}={s[name]}: must be above 0')
-    if s['workers'] < 0:
-        raise ValueError(f'workers={s["workers"]}: a number of processes, or 0 for one each core')
-    if not 0 <= s['heldout'] < 1:
-        raise ValueError(f'heldout={s["heldout"]}: a share of the documents, from 0 to below 1')
+    configurator.check(s, globals(), RANGES, dict(tokenizer_kind=corpus.PRE_TOKENIZERS))
     if s['tokenizer_kind'] == 'bpe' and not s['tokenizer'] and s['vocab_size'] < 256:
         raise ValueError(f'vocab_size={s["vocab_size"]}: a byte-level vocabulary has the 256 bytes in it; ask for more')
 
@@ -375,11 +367,7 @@ def prepare(s):
 
     work = out / 'unfinished'
     work.mkdir(parents=True, exist_ok=True)
-    lock = open(work / 'lock', 'w')
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        raise ValueError(f'{out}: another prepare.py is writing here; let it, or take another --out_dir') from None
+    lock = configurator.locked(work / 'lock', f'{out}: another prepare.py is writing here; let it, or take another --out_dir')
     try:
         if s['tokenizer']:
             tokenizer_json = pathlib.Path(s['tokenizer']).read_bytes().decode('utf-8', 'surrogateescape')
