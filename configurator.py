@@ -218,8 +218,6 @@ def check(values, defaults, ranges, choices, where=''):
             word, bound = rule.rsplit(' ', 1)
             if not all(RULES[word](x, int(bound)) for x in numbers):
                 raise ValueError(f'{said}must be {rule}')
-            if isinstance(default, list) and len(value) != len(default):
-                raise ValueError(f'{said}must be {len(default)} numbers')
 
 
 def locked(path, busy):

@@ -202,6 +202,15 @@ def open_sources(data_dir, split, names=(), verify=False):
     return {n: Source(n, group) for n, group in found.items()}
 
 
+def check_pinned(data_dir, sources, pinned):
+    """ValueError for the first of pinned, {'train/NAME.bin': sha256}, that these Sources do not bring."""
+    there = {f'{x.path.parent.name}/{x.path.name}': x.info['sha256'] for source in sources for x in source.shards}
+    for name, sha256 in pinned.items():
+        if there.get(name) != sha256:
+            raise ValueError(f'{data_dir}/{name}: pinned to sha256 {sha256}, but found {there.get(name, "no such shard")}; '
+                             'prepare the text of the config again, or set --pinned={} to go without')
+
+
 def written(data_dir, split):
     """{source: its number of shards} that prepare.py reports; {} without a report."""
     path = pathlib.Path(data_dir) / 'report.json'

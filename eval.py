@@ -5,6 +5,7 @@
     python eval.py --separation --heads --ckpt=a.pt,b.pt --json=figures.json
     python eval.py --fill 'قال رسول الله صلى الله [MASK] وسلم'
     python eval.py config/tiny.py --ppl            # newest checkpoint of that config's run
+    python eval.py --separation --ckpt=HF_FOLDER --data_dir=data/mine      # anyone's masked LM (needs transformers)
 
 Each measure is a function that returns a dict; keys of --json are metric/source/variant.
 Masks follow from the seed and the text, so they are the same for every checkpoint and batch size.
@@ -38,7 +39,10 @@ weights = 'ema'        # 'ema' (the released ones) or 'raw'
 data_dir = ''          # prepared folder with held-out shards; '': the one it was trained on
 sources = []           # held-out sources; none: all of them
 seq_len = 0            # documents are cut to this; 0: to the first checkpoint's training row, at most 1,024
+trust_remote_code = False  # run the code that a Hugging Face folder in --ckpt brings along
 eval_tokens = 200_000  # at most this many tokens of each source; 0: all
+spans = [1, 2, 3, 5]   # infill: tokens (and words) in a row
+distances = [1, 2, 3, 4, 5, 6, 7, 8]  # separation: tokens from one mask to the other
 n_spans = 2_000        # infill: spans per source and length (fewer where there are no more)
 n_pairs = 2_000        # separation: pairs per source and distance; heads: masks per source
 iterative = False      # infill: fill the surest mask, look again
@@ -49,8 +53,10 @@ device = 'auto'
 json_file = ''         # also --json=FILE: figures for programs
 
 MEASURES = ('ppl', 'infill', 'separation', 'heads')
+RANGES = {'at least 1': ('n_spans', 'n_pairs', 'top', 'batch_tokens', 'spans', 'distances'),
+          'at least 0': ('seq_len', 'eval_tokens', 'seed')}
 NEEDED = ('step', 'settings', 'tokenizer', 'tokenizer_hash')  # of a checkpoint, besides its weights
-SPANS, DISTANCES, MASK_RATE = (1, 2, 3, 5), range(1, 9), 0.15
+MASK_RATE = 0.15  # of perplexity
 
 # -------------------------------------------------------------------------- asking the encoder
 
@@ -69,7 +75,19 @@ def predictor(model, read=None):
     return predict
 
 
-def ask(predict, items, batch_tokens):
+class Alone:
+    """One process, all of the work: what a measure needs to know of train.py's Ranks. Among several each
+    takes every world-th item, and the sums behind a figure are summed."""
+    rank, world = 0, 1
+
+    def sum(self, tensor):
+        return tensor
+
+
+ALONE = Alone()
+
+
+def ask(predict, items, batch_tokens, ranks=ALONE):
     """items: iterable of (ids (n,) with masks in, positions (p,), …) → (item, logits (p, V)),
     as many items in one forward as fit into batch_tokens."""
     group, size = [], 0
@@ -80,7 +98,7 @@ def ask(predict, items, batch_tokens):
         logits = predict(data.flat([item[0] for item in group]), positions)
         return zip(group, logits.split([len(item[1]) for item in group]))
 
-    for item in items:
+    for item in itertools.islice(items, ranks.rank, None, ranks.world):
         if group and size + len(item[0]) > batch_tokens:
             yield from answers()
             group, size = [], 0
@@ -90,14 +108,21 @@ def ask(predict, items, batch_tokens):
         yield from answers()
 
 
-def masked(pieces, rate, seed, share=(0, 1)):
+def masked(pieces, rate, seed):
     """Pieces with single tokens masked at this rate, as items for `ask`: (ids, positions, gold)."""
     for i, (gold, starts) in enumerate(pieces):
-        if i % share[1] == share[0]:
-            ids = gold.copy()
-            at = data.mask_row(ids, starts, np.random.default_rng([seed, i]), rate, False, 0)
-            if len(at):
-                yield ids, at, gold[at]
+        ids = gold.copy()
+        at = data.mask_row(ids, starts, np.random.default_rng([seed, i]), rate, False, 0)
+        if len(at):
+            yield ids, at, gold[at]
+
+
+def first(n, items):
+    """The items up to their n-th masked place."""
+    for ids, at, gold in items:
+        if n > 0:
+            yield ids, at[:n], gold[:n]
+        n -= len(at)
 
 
 def places(pieces, length, n, seed, words=False, ends=False):
@@ -125,10 +150,11 @@ def kl(p, q):
     return (p.exp() * (p - q)).sum(-1)
 
 
-def means(names, rows):
+def means(names, rows, ranks=ALONE):
     """n rows of figures → {name: mean, …, 'n'}; the means are None where there is no row."""
     rows = np.array(rows, float).reshape(-1, len(names))
-    return dict(zip(names, rows.mean(0).tolist() if len(rows) else [None] * len(names)), n=len(rows))
+    *sums, n = ranks.sum(torch.tensor([*rows.sum(0), len(rows)], dtype=torch.float64)).tolist()
+    return dict(zip(names, (x / n if n else None for x in sums)), n=int(n))
 
 # ------------------------------------------------------------------------------------ measures
 
@@ -146,36 +172,37 @@ def characters(tokenizer):
     return np.array([0] * len(data.SPECIALS) + [len(p) for p in pieces])
 
 
-def perplexity(predict, pieces, chars, batch_tokens=8_192, seed=1234, share=(0, 1)):
-    """Sums for perplexity: 15% of single tokens, all [MASK]. share (rank, world): this rank's
-    part of the pieces. → np.array([Σ nll, tokens scored, characters scored, top-1 hits])."""
-    sums = np.zeros(4)
-    for (_, _, gold), logits in ask(predict, masked(pieces, MASK_RATE, seed, share), batch_tokens):
+def perplexity(predict, pieces, chars, batch_tokens=8_192, seed=1234, ranks=ALONE):
+    """15% of single tokens, all [MASK] → {'perplexity', 'nats' a token, 'nats_per_char', 'top1', 'n': tokens
+    scored}; n alone where that is 0. chars (V,): characters in a piece."""
+    sums = torch.zeros(4, dtype=torch.float64)
+    for (_, _, gold), logits in ask(predict, masked(pieces, MASK_RATE, seed), batch_tokens, ranks):
         target = torch.as_tensor(gold, device=logits.device)
-        sums += [float(F.cross_entropy(logits, target, reduction='sum')), len(gold), chars[gold].sum(),
-                 int((logits.argmax(-1) == target).sum())]
-    return sums
+        sums += torch.tensor([float(F.cross_entropy(logits, target, reduction='sum')), len(gold), chars[gold].sum(),
+                              int((logits.argmax(-1) == target).sum())])
+    return figures(ranks.sum(sums).tolist())
 
 
 def figures(sums):
-    """The sums of `perplexity`, over all ranks → its figures; none where nothing was scored."""
-    nll, n, chars, hits = (float(x) for x in sums)
+    """The sums of `perplexity` → its figures; none where nothing was scored."""
+    nll, n, chars, hits = sums
     if not n:
         return dict(n=0)
     return dict(perplexity=math.exp(min(nll / n, 700)), nats=nll / n,  # above that, exp raises
                 nats_per_char=nll / chars if chars else None, top1=hits / n, n=int(n))
 
 
-def infilling(predict, pieces, n=2_000, batch_tokens=8_192, seed=1234, iterative=False):
+def infilling(predict, pieces, n=2_000, batch_tokens=8_192, seed=1234, iterative=False, spans=spans,
+              kinds=('span', 'words'), ranks=ALONE):
     """Mask k tokens (or k words) in a row, everything else visible; exact when every argmax is
     right. One parallel pass, or with `iterative` the surest mask is filled and the rest asked
     again. → {'span1': {'exact', 'n'}, …, 'words1': …}"""
     out = {}
-    for words, k in itertools.product((False, True), SPANS):
-        items = places(pieces, k, n, seed, words)
+    for kind, k in itertools.product(kinds, spans):
+        items = places(pieces, k, n, seed, kind == 'words')
         right = surest_first(predict, items, batch_tokens) if iterative else [
-            (x.argmax(-1).cpu().numpy() == gold).all() for (_, _, gold), x in ask(predict, items, batch_tokens)]
-        out[f'{"words" if words else "span"}{k}'] = means(['exact'], right)
+            (x.argmax(-1).cpu().numpy() == gold).all() for (_, _, gold), x in ask(predict, items, batch_tokens, ranks)]
+        out[f'{kind}{k}'] = means(['exact'], right, ranks)
     return out
 
 
@@ -196,42 +223,39 @@ def surest_first(predict, items, batch_tokens):
     return right
 
 
-def separating(predict, pieces, n=2_000, batch_tokens=8_192, seed=1234, distances=DISTANCES):
+def separating(predict, pieces, n=2_000, batch_tokens=8_192, seed=1234, distances=distances, ranks=ALONE):
     """Mask two tokens d apart, everything else visible, and compare the predictions.
     → {'d1': {'divergence': KL(left ‖ right) in nats, 'agreement': of the two argmaxes,
     'top1', 'gold': probability of the right piece, over both places, 'n': pairs}, …}"""
     out = {}
     for d in distances:
         rows = []
-        for (_, _, gold), logits in ask(predict, places(pieces, d + 1, n, seed, ends=True), batch_tokens):
+        for (_, _, gold), logits in ask(predict, places(pieces, d + 1, n, seed, ends=True), batch_tokens, ranks):
             p = F.log_softmax(logits, -1)                                    # (2, V)
             best, gold = p.argmax(-1), torch.as_tensor(gold, device=p.device)
             rows.append(torch.stack([kl(p[0], p[1]), (best[0] == best[1]).float(), (best == gold).float().mean(),
                                      p.exp()[[0, 1], gold].mean()]).tolist())
-        out[f'd{d}'] = means(('divergence', 'agreement', 'top1', 'gold'), rows)
+        out[f'd{d}'] = means(('divergence', 'agreement', 'top1', 'gold'), rows, ranks)
     return out
 
 
 @torch.no_grad()
-def heads_of(model, objective, pieces, mask_rate, n=2_000, batch_tokens=8_192, seed=1234):
+def heads_of(model, objective, pieces, mask_rate, n=2_000, batch_tokens=8_192, seed=1234, ranks=ALONE):
     """At n places masked under the training mask rate: how far is each neighbor head from the MLM
     head? → {'+1': {'kl': KL(MLM ‖ head_j) in nats, 'ratio': ‖e_j‖/‖h‖ or ‖W_j h - h‖/‖h‖, 'n'},
     …, 'adjacent': {'kl': the yardstick, KL(left ‖ right) of two adjacent masks, 'n'}}"""
     rows, yard = {term: [] for term in objective.terms}, []
     hidden = predictor(model, read=lambda h: h.float())
-    for (_, at, _), h in ask(hidden, masked(pieces, mask_rate, seed), batch_tokens):
-        left = n - len(rows[objective.terms[0]])
-        if left <= 0:
-            break
-        at, h = at[:left], h[:left]
+    for (_, at, _), h in ask(hidden, first(n, masked(pieces, mask_rate, seed)), batch_tokens, ranks):
         p = F.log_softmax(model.decode(h).float(), -1)                        # (m, V)
         for j, term in enumerate(objective.terms):
             other = objective.head(j, h)
             q = F.log_softmax(model.decode(other).float(), -1)
             rows[term] += torch.stack([kl(p, q), (other - h).norm(dim=-1) / h.norm(dim=-1)], 1).tolist()
-        first = np.flatnonzero(np.diff(at) == 1)
-        yard += kl(p[first], p[first + 1]).tolist()
-    return {term: means(('kl', 'ratio'), found) for term, found in rows.items()} | {'adjacent': means(['kl'], yard)}
+        left = np.flatnonzero(np.diff(at) == 1)
+        yard += kl(p[left], p[left + 1]).tolist()
+    return {term: means(('kl', 'ratio'), found, ranks) for term, found in rows.items()} | {
+        'adjacent': means(['kl'], yard, ranks)}
 
 
 def filling(predict, tokenizer, text, top=5):
@@ -251,13 +275,59 @@ def filling(predict, tokenizer, text, top=5):
 # ----------------------------------------------------------------------- checkpoints and tables
 
 
+def foreign(path, s):
+    """A Hugging Face masked LM's folder → predict, its characters (V,), and pieces(documents, longest): a text in
+    its own tokens, cut and framed as it is used to. Its ids are shifted to make room for the five specials that
+    the measures know; logits (m, V + 5) follow."""
+    try:
+        import transformers
+    except ImportError:
+        raise ValueError(f'{path}: a Hugging Face folder: pip install transformers') from None
+    how = dict(trust_remote_code=s['trust_remote_code'])
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(path, **how)
+        net = transformers.AutoModelForMaskedLM.from_pretrained(path, dtype=torch.float32, **how).to(s['device']).eval()
+    except (ValueError, KeyError, ImportError, RuntimeError) as error:
+        raise ValueError(f'{path}: transformers cannot load it: {error}') from error
+    K, own = len(data.SPECIALS), [tokenizer.pad_token_id, tokenizer.unk_token_id, tokenizer.cls_token_id,
+                                  tokenizer.sep_token_id, tokenizer.mask_token_id]
+    if not tokenizer.is_fast or None in own[2:]:
+        raise ValueError(f'{path}: needs a fast tokenizer with [CLS], [SEP] and [MASK]')
+    theirs = np.array([x or 0 for x in own] + list(range(len(tokenizer))))    # ours → theirs
+    seen = min(tokenizer.model_max_length, getattr(net.config, 'max_position_embeddings', None) or 10 ** 9)
+
+    @torch.no_grad()
+    def predict(batch, positions):
+        ids, cu = theirs[batch['ids']], np.asarray(batch['cu'])
+        inside = np.arange(batch['longest']) < np.diff(cu)[:, None]           # (D, L): the padded twin that it needs
+        padded = np.full(inside.shape, own[0] or 0)
+        padded[inside] = ids
+        given, mask = (torch.as_tensor(x, device=net.device) for x in (padded, inside.astype(int)))
+        with torch.autocast(net.device.type, torch.bfloat16, enabled=net.device.type == 'cuda'):
+            logits = net(input_ids=given, attention_mask=mask).logits         # (D, L, V)
+        doc = np.searchsorted(cu, positions, 'right') - 1
+        return F.pad(logits[doc, positions - cu[doc]].float(), (K, 0), value=-1e9)
+
+    def pieces(documents, longest):
+        longest = min(longest, seen - 2 * (net.config.model_type in ('roberta', 'xlm-roberta', 'camembert')))
+        for text in documents:
+            coded = tokenizer(text, add_special_tokens=False, verbose=False)
+            words = np.array([-1 if w is None else w for w in coded.word_ids()])
+            ids, starts = np.array(coded['input_ids'], int) + K, np.diff(words, prepend=-2) != 0
+            ids[np.isin(ids - K, tokenizer.all_special_ids)] = data.UNK
+            for a in range(0, len(ids), longest - 2):
+                part = slice(a, a + longest - 2)
+                yield np.array([data.CLS, *ids[part], data.SEP]), np.array([True, *starts[part], True])
+    return predict, np.append(np.zeros(K, int), characters(tokenizer.backend_tokenizer)), pieces
+
+
 def checkpoints(asked, out_dir):
     """Files of --ckpt, a folder standing for all checkpoints that train.py wrote there in order of their
-    steps; nothing asked: the newest of these under out_dir."""
+    steps, or for itself, a Hugging Face model; nothing asked: the newest of these under out_dir."""
     found = []
     for path in map(pathlib.Path, asked):
         steps = {p.stem[-8:]: p for p in sorted(path.glob(encoder.NAMES))}  # a step kept twice counts once
-        if not steps and not path.is_file():
+        if not steps and not path.is_file() and not (path / 'config.json').is_file():
             raise FileNotFoundError(f'{path}: no checkpoint ' + ('(such as step_00000100.pt) in this folder; name the '
                                                                  'file itself' if path.is_dir() else 'there'))
         found += [steps[step] for step in sorted(steps)] or [path]
@@ -295,6 +365,8 @@ def table(columns):
 def measure(path, s):
     """One checkpoint under eval.py's settings → its figures by metric/source/variant. The first one
     settles the length of the pieces for all, so that they are asked the same."""
+    if path.is_dir():
+        return measure_foreign(path, s)
     model, saved = encoder.load(path, s['weights'], s['device'], NEEDED)
     trained, tokenizer = saved['settings'], Tokenizer.from_str(saved['tokenizer'])
     predict, out = predictor(model), {}
@@ -313,27 +385,50 @@ def measure(path, s):
             raise ValueError(f'{path}: trained with objective {trained["objective"]!r}: it has no neighbor heads')
         own = {k.removeprefix('objective.'): v for k, v in saved[s['weights']].items() if k.startswith('objective.')}
         objective.load_state_dict(own)
-    folder = s['data_dir'] or trained['data_dir']
-    held_out = data.open_sources(folder, 'heldout', s['sources'])
+    held_out = data.open_sources(s['data_dir'] or trained['data_dir'], 'heldout', s['sources'])
     shard = next(iter(held_out.values())).shards[0]  # open_sources saw that all have one tokenizer
     if shard.tokenizer_hash != saved['tokenizer_hash']:
         raise ValueError(f'{shard.path}: written with another tokenizer than {path} was trained with; '
                          'prepare the text with --tokenizer, or give the right --data_dir')
     s['seq_len'] = s['seq_len'] or min(trained['seq_len'], 1024)
-    print(f'held-out text of {folder} in pieces of {s["seq_len"]:,}', flush=True)
-    chars, common = characters(tokenizer), dict(batch_tokens=s['batch_tokens'], seed=s['seed'])
+    s['data_dir'] = s['data_dir'] or trained['data_dir']  # for a folder of another make
+    print(f'held-out text of {s["data_dir"]} in pieces of {s["seq_len"]:,}', flush=True)
+    chars = characters(tokenizer)
     for name in s['sources'] or held_out:
         pieces = list(held_out[name].pieces(s['seq_len'], s['eval_tokens']))
-        if s['ppl']:
-            out |= flatten('perplexity', name, figures(perplexity(predict, pieces, chars, **common)))
-        if s['infill']:  # decoded one by one it is another metric
-            out |= flatten('infill_iterative' if s['iterative'] else 'infill', name,
-                           infilling(predict, pieces, s['n_spans'], iterative=s['iterative'], **common))
-        if s['separation']:
-            out |= flatten('separation', name, separating(predict, pieces, s['n_pairs'], **common))
+        out |= figures_of(predict, pieces, chars, name, s)
         if s['heads']:
             out |= flatten('heads', name, heads_of(model, objective, pieces, trained['mask_rate'], s['n_pairs'],
-                                                   **common))
+                                                   s['batch_tokens'], s['seed']))
+    return out
+
+
+def measure_foreign(path, s):
+    """`measure` for a Hugging Face folder: the same held-out documents, in its own tokens."""
+    if s['fill'] or s['heads']:
+        raise ValueError(f'{path}: --fill and --heads ask a checkpoint of train.py; this is a Hugging Face folder')
+    if not s['data_dir']:
+        raise ValueError(f'{path}: a Hugging Face folder brings no held-out text; name a prepared folder: --data_dir=data/mine')
+    predict, chars, cut = foreign(path, s)
+    held_out, out = data.open_sources(s['data_dir'], 'heldout', s['sources']), {}
+    written_in = Tokenizer.from_str(data.tokenizer_json(s['data_dir'], held_out))
+    print(f'{path}: held-out text of {s["data_dir"]}, decoded and in its own tokens', flush=True)
+    for name in s['sources'] or held_out:
+        texts = (written_in.decode(ids.tolist()) for ids, _ in held_out[name].pieces(1 << 62, s['eval_tokens']))
+        out |= figures_of(predict, list(cut(texts, s['seq_len'] or 1024)), chars, name, s)
+    return out
+
+
+def figures_of(predict, pieces, chars, source, s):
+    """The measures that need no more than predictions → figures by metric/source/variant."""
+    out, common = {}, dict(batch_tokens=s['batch_tokens'], seed=s['seed'])
+    if s['ppl']:
+        out |= flatten('perplexity', source, perplexity(predict, pieces, chars, **common))
+    if s['infill']:  # decoded one by one it is another metric
+        out |= flatten('infill_iterative' if s['iterative'] else 'infill', source, infilling(
+            predict, pieces, s['n_spans'], iterative=s['iterative'], spans=s['spans'], **common))
+    if s['separation']:
+        out |= flatten('separation', source, separating(predict, pieces, s['n_pairs'], distances=s['distances'], **common))
     return out
 
 
@@ -345,16 +440,11 @@ def main(argv):
         sys.stdout.reconfigure(errors='backslashreplace')  # Arabic must not fail in a C locale
         if not any(s[name] for name in (*MEASURES, 'fill')):
             raise ValueError('nothing asked: give --ppl, --infill, --separation, --heads or --fill TEXT')
-        for name in ('seq_len', 'eval_tokens', 'n_spans', 'n_pairs', 'top', 'seed', 'batch_tokens'):
-            least = int(name in ('n_spans', 'n_pairs', 'top', 'batch_tokens'))
-            if s[name] < least:
-                raise ValueError(f'{name}={s[name]}: must be at least {least}')
+        configurator.check(s, globals(), RANGES, {'weights': ('ema', 'raw')})
         best = 'cuda' if torch.cuda.is_available() else 'cpu'
         s['device'] = best if s['device'] == 'auto' else s['device']
         if s['device'].split(':')[0] not in ('cpu', best):
             raise ValueError(f'device={s["device"]!r}: this machine has {best}')
-        if s['weights'] not in ('ema', 'raw'):
-            raise ValueError(f"weights={s['weights']!r}: choose 'ema' or 'raw'")
         if s['json_file'] and not pathlib.Path(s['json_file']).parent.is_dir():
             raise ValueError(f'--json={s["json_file"]}: there is no such folder')
         if pathlib.Path(s['json_file'] or 'FILE').is_dir():

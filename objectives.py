@@ -39,6 +39,8 @@ def nll(logits, target):
 class MLM(nn.Module):
     """The masked language model: Σ nll / M."""
 
+    window = 2  # no heads: where it is looked at beside an objective that has them
+
     def __init__(self, hidden, chunk=1024):
         super().__init__()
         self.chunk = chunk
@@ -53,6 +55,10 @@ class MLM(nn.Module):
         h = model(batch['ids'], batch['cu'], batch['longest'])[batch['masked']]           # (M, d)
         loss, stats = self.mlm(model, h, batch, counts)
         return loss, stats
+
+    def total(self, means):
+        """{term: mean over its count} → what they add up to, the loss in nats."""
+        return means['mlm']
 
     def mlm(self, model, h, batch, counts):
         total = in_chunks(lambda h, t: (nll(model.decode(h), t),), self.chunk, h, batch['target'])[0].sum()
@@ -77,7 +83,7 @@ class MLMNeighbors(MLM):
             raise ValueError(f"neighbor_head_kind={kind!r}: choose 'offset_emb' or 'projection'")
         if window < 1:
             raise ValueError(f'neighbor_window={window}: must be at least 1')
-        self.kind, self.weight, self.consistency = kind, weight, consistency
+        self.window, self.kind, self.weight, self.consistency = window, kind, weight, consistency
         self.offsets = [j for j in range(-window, window + 1) if j]                       # J of them
         self.terms = [f'{j:+d}' for j in self.offsets]
         if kind == 'offset_emb':
@@ -148,6 +154,10 @@ class MLMNeighbors(MLM):
             loss = loss + weighted / (J * max(counts[term], 1))
             stats |= {term: ce_j.detach().sum(), 'kl' + term: kl_j.detach().sum()}
         return loss, stats
+
+    def total(self, means):
+        return means['mlm'] + sum(self.weight * means[term] + self.consistency * means['kl' + term]
+                                  for term in self.terms) / len(self.terms)
 
     def pair_losses(self, model, source, goal, target):
         """source, goal (p, d), target (p,) → nll (p,), KL(p_mlm at the goal ‖ p_head) (p,)."""

@@ -77,6 +77,16 @@ def phases(s, train_sources, world):
     return found, found[-1].end + sum(p.get('steps', 0) for p in s['phases'][len(found):])
 
 
+def tokens_seen(phases, step):
+    """{source: tokens of it before a step}, from the plan: exact after a resume too."""
+    seen = {}
+    for p in phases:
+        dealt = p.mixture.dealt(min(max(step - p.start, 0), p.steps) * p.rows)
+        for source, n in zip(p.mixture.sources, dealt.tolist()):
+            seen[source.name] = seen.get(source.name, 0) + n * p.s['seq_len']
+    return seen
+
+
 def lr_at(step, s, total):
     """Learning rate of a step (0, 1, …): linear warmup, plateau, then 1 - sqrt (WSD, arXiv
     2405.18392) or half a cosine from decay_start to decay_end, and the minimum from there on."""

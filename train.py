@@ -30,6 +30,7 @@ from tokenizers import Tokenizer
 from torch import nn
 from tqdm import tqdm
 
+import alarm
 import configurator
 import data
 import eval as evaluation
@@ -69,6 +70,7 @@ chunk = 1024               # rows of logits alive at once
 # data (data.py)
 sources = {}               # {source: share}; none: all in data_dir/train, each once per epoch
 mix_by = 'epochs'          # a share is 'epochs' (times its size) or a 'weight' (of all rows)
+pinned = {}                # {'train/NAME.bin': sha256, …}: refuse other shards; none: take what is there
 seq_len = 1024
 batch_tokens = 262_144     # per optimizer step, over all ranks
 micro_tokens = 32_768      # per forward and rank
@@ -100,6 +102,8 @@ log_interval = 10
 eval_interval = 1000
 eval_tokens = 65_536       # per held-out source
 save_interval = 1000
+watch_n = 256              # places behind each figure that would show a collapse, at every evaluation; 0: no watch
+on_collapse = 'warn'       # or 'stop': when masks near each other come to get one prediction
 tensorboard = False        # also write TensorBoard events to out_dir
 peak_tflops = 0.0          # the machine's dense peak, for MFU; 0: MFU is not printed
 # machine
@@ -109,21 +113,21 @@ compile_model = False      # torch.compile the encoder, in place; on CUDA only
 seed = 1337
 
 CHOICES = dict(schedule=('wsd', 'cosine'), mask_replace=('mask', '80_10_10'), mix_by=('epochs', 'weight'),
-               device=('auto', 'cpu', 'cuda'), dtype=('auto', 'float32', 'bfloat16'))
+               on_collapse=('warn', 'stop'), device=('auto', 'cpu', 'cuda'), dtype=('auto', 'float32', 'bfloat16'))
 RANGES = {  # a phase obeys them too
     'above 0': ('hidden', 'n_layer', 'n_head', 'ffn', 'chunk', 'seq_len', 'batch_tokens', 'micro_tokens', 'mask_rate',
                 'theta_local', 'theta_global', 'norm_eps', 'lr', 'adam_eps', 'log_interval', 'eval_interval',
                 'save_interval', 'steps'),
     'at least 0': ('vocab_size', 'max_steps', 'warmup_steps', 'decay_start', 'decay_end', 'weight_decay', 'adam_betas',
                    'muon_momentum', 'clip', 'min_lr_ratio', 'eval_tokens', 'neighbor_max_pairs', 'neighbor_weight',
-                   'consistency_lambda', 'mask_span_mean', 'ema_decay', 'peak_tflops', 'seed'),
+                   'consistency_lambda', 'mask_span_mean', 'watch_n', 'ema_decay', 'peak_tflops', 'seed'),
     'at most 1': ('mask_rate', 'ema_decay', 'min_lr_ratio'),
     'below 1': ('adam_betas', 'muon_momentum'),
     f'below {2 ** 63}': ('seed',),
 }
 STOP = threading.Event()  # a signal came: acted on at the end of the step, by all ranks
 OWN = re.compile(r'lock|log\.jsonl|log\.tmp|events\..*|(step|phase_[\w-]+)_[0-9]{8}\.pt(\.tmp)?')  # a run's files
-RESUMED = ('step', 'raw', 'ema', 'optimizer', 'settings', 'history', 'began', 'tokenizer', 'shards')
+RESUMED = ('step', 'raw', 'ema', 'optimizer', 'settings', 'history', 'began', 'looks', 'tokenizer', 'shards')
 IDEAS = {  # what counts as one idea when a run is compared with its base
     'encoder': [f.name for f in fields(encoder.Config)],
     'objective': ['objective', 'mask_rate', 'mask_replace', 'mask_span_mean', 'whole_words', *objectives.NEIGHBOR_SETTINGS],
@@ -142,6 +146,8 @@ def check(s):
         raise ValueError("device='cuda': this machine has no CUDA device that torch can use; set device=auto")
     if s['tensorboard'] and not importlib.util.find_spec('tensorboard'):
         raise ValueError('tensorboard=True: the package is missing; pip install tensorboard')
+    if len(s['adam_betas']) != 2:
+        raise ValueError(f'adam_betas={s["adam_betas"]}: must be 2 numbers')
     for where, entry in [('', s), *((f'phases[{i}]: ', phase) for i, phase in enumerate(s['phases']))]:
         configurator.check(entry, globals() | dict(name='', steps=1), RANGES, CHOICES, where)
         for name, share in entry.get('sources', {}).items():
@@ -214,6 +220,7 @@ class Run:
         self.sources = data.open_sources(s['data_dir'], 'train', wanted)
         self.held_out = data.open_sources(s['data_dir'], 'heldout', verify=True)
         self.tokenizer = data.tokenizer_json(s['data_dir'], self.sources)
+        data.check_pinned(s['data_dir'], [*self.sources.values(), *self.held_out.values()], s['pinned'])
         any_source = next(iter(self.sources.values()))
         unknown = set(s['whole_words']) - set(self.sources)
         if unknown:
@@ -242,7 +249,7 @@ class Run:
             weight_decay=s['weight_decay'], betas=tuple(s['adam_betas']), eps=s['adam_eps'],
             momentum=s['muon_momentum'], ns=s['muon_ns'], ns_dtype=s['muon_dtype'], scale=s['muon_scale'])
         self.out = pathlib.Path(s['out_dir'])
-        self.began = {}  # held-out perplexity at the beginning of the phase
+        self.began, self.looks = {}, []  # held-out perplexity as the phase began; divergences for alarm.collapsing
         if s['resume']:
             self.load(encoder.newest(self.out, RESUMED))
         if s['compile_model'] and self.device.type == 'cuda':  # off CUDA, attention's shapes follow the documents
@@ -299,43 +306,30 @@ class Run:
         """The phase that a step belongs to; the last one after its end."""
         return next((p for p in self.phases if (self.step if step is None else step) < p.end), self.phases[-1])
 
-    def tokens_seen(self):
-        """{source: tokens of it so far}, from the plan: exact after a resume too."""
-        seen = {}
-        for p in self.phases:
-            dealt = p.mixture.dealt(min(max(self.step - p.start, 0), p.steps) * p.rows)
-            for source, n in zip(p.mixture.sources, dealt.tolist()):
-                seen[source.name] = seen.get(source.name, 0) + n * p.s['seq_len']
-        return seen
-
     # -- looking
 
     def losses(self, out):
         """The losses of a step over all ranks, in nats, and what they add up to."""
         self.check_gradient()
-        terms = list(out['sums'])
-        totals = self.ranks.sum(torch.stack([out['sums'][k].double() for k in terms])).tolist()
-        mean = {k: v / max(out['counts'][k.removeprefix('kl')], 1) for k, v in zip(terms, totals)}
-        loss = mean['mlm']
-        if len(mean) > 1:
-            J = (len(mean) - 1) // 2
-            loss += sum(self.s['consistency_lambda' if k.startswith('kl') else 'neighbor_weight'] * v / J
-                        for k, v in mean.items() if k != 'mlm')
-        return dict(loss=loss, **mean)
+        totals = self.ranks.sum(torch.stack([*out['sums'].values()]).double()).tolist()
+        means = {k: v / max(out['counts'][k.removeprefix('kl')], 1) for k, v in zip(out['sums'], totals)}
+        return dict(loss=self.objective.total(means), **means)
 
     def evaluate(self):
-        """Held-out figures of every source under the EMA weights, the work shared by all ranks."""
+        """→ held-out figures of every source, and those of `alarm.watch` over the sources trained on; under the
+        EMA weights, the work shared by all ranks."""
         self.check_gradient()
         chars = evaluation.characters(Tokenizer.from_str(self.tokenizer))
         predict, length = evaluation.predictor(self.model), min(self.s['seq_len'], 1024)
+        pieces = {name: list(source.pieces(length, self.s['eval_tokens'])) for name, source in self.held_out.items()}
+        own = [piece for name in self.sources for piece in pieces.get(name, [])]
         self.swap_ema()
         with torch.compiler.set_stance('force_eager'):  # batches of every size: each would be compiled
-            sums = {name: evaluation.perplexity(predict, source.pieces(length, self.s['eval_tokens']), chars,
-                                                share=(self.rank, self.world))
-                    for name, source in self.held_out.items()}
+            found = {name: evaluation.perplexity(predict, p, chars, ranks=self.ranks) for name, p in pieces.items()}
+            watched = alarm.watch(self.model, self.objective, own, self.phase().s['mask_rate'], self.s['watch_n'],
+                                  ranks=self.ranks) if own and self.s['watch_n'] else {}
         self.swap_ema()
-        total = self.ranks.sum(torch.tensor(np.stack(list(sums.values()))))
-        return {name: evaluation.figures(row.numpy()) for name, row in zip(sums, total)}
+        return found, watched
 
     def swap_ema(self):
         """Exchanges raw and EMA weights, without a copy."""
@@ -349,7 +343,7 @@ class Run:
         shards = [x for source in self.sources.values() for x in source.shards]
         return dict(step=self.step, phase=self.phase(self.step - 1).name, model_config=asdict(self.config),
                     raw=raw, ema=self.ema, optimizer=self.optimizer.state_dict(), settings=dict(self.s),
-                    history=self.history, began=self.began, tokenizer=self.tokenizer,
+                    history=self.history, began=self.began, looks=self.looks, tokenizer=self.tokenizer,
                     tokenizer_hash=shards[0].tokenizer_hash, shards={x.path.name: x.info['sha256'] for x in shards})
 
     def save(self, name='step'):
@@ -381,6 +375,7 @@ class Run:
             self.ema[name].copy_(saved['ema'][name])
         self.optimizer.load_state_dict(saved['optimizer'])
         self.step, self.history, self.began, self.saved = saved['step'], saved['history'], saved['began'], path
+        self.looks = saved['looks']
         shards = {x.path.name: x.info['sha256'] for source in self.sources.values() for x in source.shards}
         changed = {k: (v, self.s[k]) for k, v in saved['settings'].items() if self.s.get(k) != v and k != 'resume'}
         self.lines = [f'resumed {path} at step {self.step}']
@@ -434,15 +429,24 @@ def train(run):
 
     def look(phase_edge=False):
         """Evaluate, print, and say what the phase has done to each source."""
-        found = run.evaluate()
-        record(phase=run.phase(max(run.step - 1, 0)).name, heldout=found)
+        found, watched = run.evaluate()
+        record(phase=run.phase(max(run.step - 1, 0)).name, heldout=found, watch=watched)
         say(f'step {run.step}: held-out perplexity ' +
             ', '.join(f'{n} {f["perplexity"]:.2f}' if f['n'] else f'{n} -' for n, f in found.items()))
+        if watched:
+            say(f'  {alarm.told(watched)}')
+            run.looks += alarm.look(watched)
         change = {n: f['perplexity'] / run.began[n] - 1 for n, f in found.items() if f['n'] and n in run.began}
         if phase_edge and change:
             say('  since the phase began: ' + ', '.join(f'{n} {c:+.1%}{" (!)" * (c > 0.1)}' for n, c in change.items()))
         if phase_edge or not run.began:
             run.began = {n: f['perplexity'] for n, f in found.items() if f['n']}
+        if watched and alarm.collapsing(run.looks):
+            cry = alarm.cry(run.step, run.objective.window, *run.looks[-1])
+            if s['on_collapse'] == 'stop':
+                run.save()
+                raise FloatingPointError(cry)
+            say(cry)
         return found
 
     say('\n'.join(run.lines))
@@ -466,7 +470,7 @@ def train(run):
                 flops = speed * encoder.flop_per_token(run.config, phase.s['seq_len'], phase.s['mask_rate']) / run.world
                 mfu = dict(mfu=flops / s['peak_tflops'] / 1e12) if s['peak_tflops'] else {}
                 record(phase=phase.name, lr=lr_now, theta=phase.s['theta_global'], grad_norm=float(out['norm']),
-                       tokens=run.tokens_seen(), tokens_per_s=speed, **losses, **mfu)
+                       tokens=plan.tokens_seen(run.phases, run.step), tokens_per_s=speed, **losses, **mfu)
                 say(f'step {run.step}/{run.stop_at} {phase.name}: loss {losses["loss"]:.4f} (mlm {losses["mlm"]:.4f}) '
                     f'lr {lr_now:.2e} norm {float(out["norm"]):.2f} {speed:,.0f} tokens/s' +
                     (f' MFU {mfu["mfu"]:.1%}' if mfu else ''))

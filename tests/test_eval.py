@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import types
 from dataclasses import asdict
 
 import numpy as np
@@ -76,7 +77,7 @@ def test_perplexity_is_a_mean_over_tokens():
         logits = torch.zeros(len(positions), V)
         logits[:, V // 2 + 1:] = -1e9 if n < 20 else 0
         return logits
-    found = evaluation.figures(evaluation.perplexity(predict, pieces, np.full(V, 4), batch_tokens=1, seed=5))
+    found = evaluation.perplexity(predict, pieces, np.full(V, 4), batch_tokens=1, seed=5)
     long, short = asked[40], asked[14]
     nats = (long * math.log(V) + short * math.log(V // 2 + 1)) / (long + short)
     assert short and long != short and found['n'] == long + short
@@ -100,7 +101,7 @@ def test_only_masks_are_scored():
     def copy(batch, positions):
         seen.append(batch['ids'])
         return one_hot(batch['ids'][positions])
-    found, best = (evaluation.figures(evaluation.perplexity(p, pieces, np.ones(V))) for p in (copy, oracle(known)))
+    found, best = (evaluation.perplexity(p, pieces, np.ones(V)) for p in (copy, oracle(known)))
     assert found['perplexity'] > V and found['top1'] == 0
     assert best['perplexity'] == pytest.approx(1) and best['top1'] == 1 and best['n'] == found['n']
     assert np.array_equal(np.concatenate([ids for ids, _, _ in known]), np.concatenate(seen))  # the same masks
@@ -116,29 +117,28 @@ def test_masks_are_a_seventh_of_the_ordinary_tokens_and_go_by_the_seed():
     assert np.array_equal(at, again) and not np.array_equal(at, other)
 
 
-def test_forwards_are_equal_and_shares_of_ranks_add_up():
-    """pytorch#124464: nothing random is left in evaluation."""
-    pieces, predict = toy(9, 14, 30, 3, 21, 8, 17), evaluation.predictor(tiny())
-    chars = np.random.default_rng(0).integers(1, 9, V)
-    whole, again = (evaluation.perplexity(predict, pieces, chars) for _ in range(2))
-    assert np.array_equal(whole, again)
-    parts = [evaluation.perplexity(predict, iter(pieces), chars, share=(r, 3)) for r in range(3)]
-    assert all(p[1] < whole[1] for p in parts)
-    assert np.allclose(sum(parts), whole, rtol=1e-6)
-
-
-def test_batch_size_changes_no_figure():
-    """A forward holds as many items as fit, and each gets its own answer."""
-    pieces, net = toy(9, 14, 30, 3, 21), tiny()
+def test_neither_batch_size_nor_ranks_change_a_figure():
+    """pytorch#124464: nothing random is left; what three ranks sum up, of every third item each, are one's figures."""
+    pieces, net, chars = toy(9, 14, 30, 3, 21), tiny(), np.random.default_rng(0).integers(1, 9, V)
     predict, objective = evaluation.predictor(net), objectives.MLMNeighbors(32, 'projection', projection_init='random')
 
     def all_of_it(**kw):
-        flat = dict(enumerate(evaluation.perplexity(predict, pieces, np.ones(V), **kw)))
-        for found in (evaluation.infilling(predict, pieces, 9, **kw), evaluation.separating(predict, pieces, 9, **kw),
-                      evaluation.heads_of(net, objective, pieces, 0.4, 12, **kw)):
-            flat |= evaluation.flatten('x', 'y', found)
+        flat = evaluation.perplexity(predict, iter(pieces), chars, **kw)
+        for name, found in (('i', evaluation.infilling(predict, pieces, 9, **kw)),
+                            ('s', evaluation.separating(predict, pieces, 9, **kw)),
+                            ('h', evaluation.heads_of(net, objective, pieces, 0.4, 12, **kw))):
+            flat |= evaluation.flatten(name, '', found)
         return flat
-    assert all_of_it(batch_tokens=1) == pytest.approx(all_of_it(batch_tokens=8_192), rel=1e-5, abs=1e-7)
+
+    def rank_of_three(rank, sum):
+        return all_of_it(ranks=types.SimpleNamespace(rank=rank, world=3, sum=sum))
+    whole, shares = all_of_it(), [[], [], []]
+    assert all_of_it() == whole and all_of_it(batch_tokens=1) == pytest.approx(whole, rel=1e-5, abs=1e-7)
+    for rank in range(3):
+        rank_of_three(rank, lambda x, given=shares[rank]: given.append(x) or x)
+    totals = [sum(x) for x in zip(*shares)]
+    assert all(share[0][1] < totals[0][1] for share in shares)
+    assert rank_of_three(1, lambda x: totals.pop(0)) == pytest.approx(whole, rel=1e-5, abs=1e-7)
     items, sizes = [(ids, np.array([1])) for ids, _ in toy(9, 14, 30, 3, 21)], []  # of 11, 16, 32, 5, 23 tokens
     answers = evaluation.ask(lambda b, at: sizes.append(len(b['ids'])) or torch.tensor(b['ids'][at]), items, 28)
     assert [x.tolist() for _, x in answers] == [[5 + STEP * d] for d in range(5)]
@@ -383,7 +383,7 @@ def test_users_mistakes(house, capsys):
     assert 'nothing asked' in refused(ckpt) and 'nearest' in refused('--pppl', ckpt)
     assert 'another tokenizer' in refused('--ppl', ckpt, f'--data_dir={house}/other')
     assert 'no neighbor heads' in refused('--heads', '--ppl', mlm)
-    assert "choose 'ema' or 'raw'" in refused('--ppl', ckpt, '--weights=best')
+    assert "choose one of ema, raw" in refused('--ppl', ckpt, '--weights=best')
     assert 'radio are missing (there are news, wiki)' in refused('--ppl', ckpt, '--sources=radio')
     assert 'no such folder' in refused('--ppl', ckpt, f'--json={house}/nowhere/a.json')
     assert 'a folder; name a file' in refused('--ppl', ckpt, f'--json={house}')
@@ -405,9 +405,9 @@ def test_figures_of_a_run(house, capsys):
         assert {'perplexity/news/nats_per_char', 'infill/news/span3.exact', 'infill/news/words5.n',
                 'separation/news/d8.gold', 'heads/news/-2.kl', 'heads/news/adjacent.kl'} <= flat.keys()
         assert flat['infill/news/span3.n'] == flat['separation/news/d3.n'] == flat['heads/news/+1.n'] == 6
-        sums = evaluation.perplexity(evaluation.predictor(tiny(seed, 512)), source.pieces(64), np.ones(512))
-        assert flat['perplexity/news/nats'] == pytest.approx(sums[0] / sums[1], rel=1e-5)
-        assert flat['perplexity/news/n'] == sums[1] and flat['heads/news/+1.ratio'] > 0
+        want = evaluation.perplexity(evaluation.predictor(tiny(seed, 512)), source.pieces(64), np.ones(512))
+        assert flat['perplexity/news/nats'] == pytest.approx(want['nats'], rel=1e-5)
+        assert flat['perplexity/news/n'] == want['n'] and flat['heads/news/+1.ratio'] > 0
     for flat in raw.values():
         assert flat['perplexity/wiki/perplexity'] == pytest.approx(512) and flat['heads/wiki/+1.ratio'] == 0
     one = figures_of(house, '--infill', '--iterative', '--n_spans=3', f'--ckpt={house}/out/mlm')

@@ -13,7 +13,7 @@ import configurator
 
 REPO = pathlib.Path(configurator.__file__).parent
 SCRIPTS = sorted(REPO.glob('*.py'))
-CONFIGS = sorted((REPO / 'config').glob('*.py'))
+CONFIGS = sorted((REPO / 'config').rglob('*.py'))
 PYTHON = [*SCRIPTS, *CONFIGS, *sorted((REPO / 'tests').rglob('*.py'))]
 TEXTS = sorted(p for folder in ('.', 'config/**', 'tests/**', 'docs/**', '.ci/**', '.github/**')
                for p in REPO.glob(f'{folder}/*') if p.is_file() and p.suffix not in ('.pyc', '.tmp'))
@@ -25,8 +25,10 @@ MAY_IMPORT = {  # of the files beside it
     'objectives': set(),
     'data': set(),
     'plan': {'data'},
-    'train': {'model', 'muon', 'objectives', 'data', 'plan', 'eval', 'configurator'},
+    'train': {'model', 'muon', 'objectives', 'data', 'plan', 'eval', 'alarm', 'configurator'},
     'eval': {'model', 'objectives', 'data', 'configurator'},
+    'alarm': {'eval'},
+    'ablation': {'alarm', 'model', 'train', 'configurator'},
     'corpus': {'data'},
     'prepare': {'corpus', 'data', 'decontaminate', 'configurator'},
     'demo_text': {'configurator'},
@@ -37,7 +39,7 @@ MAY_IMPORT = {  # of the files beside it
 }
 CORE = {'torch', 'numpy', 'tokenizers', 'tqdm'}
 ONLY = {'configurator': set(), 'model': {'torch'}, 'muon': {'torch'}, 'objectives': {'torch', 'numpy'}}
-OPTIONAL = {'safetensors', 'transformers', 'seqeval', 'sklearn', 'matplotlib', 'tensorboard', 'wandb', 'pyarrow', 'backports', 'compression'}
+OPTIONAL = {'safetensors', 'transformers', 'seqeval', 'sklearn', 'matplotlib', 'scipy', 'tensorboard', 'wandb', 'pyarrow', 'backports', 'compression'}
 LONGEST = 450  # lines
 
 
@@ -124,7 +126,7 @@ def test_ruff_finds_nothing():
 def command(path):
     """The command in a config file's docstring: (whole line, its script)."""
     doc = ast.get_docstring(tree(path)) or ''
-    found = re.search(rf'^ +(.*\b(?:python|torchrun) .*?\b(\w+)\.py .*\bconfig/{re.escape(path.name)}\b.*)$', doc, re.M)
+    found = re.search(rf'^ +(.*\b(?:python|torchrun) .*?\b(\w+)\.py .*\b{re.escape(name_of(path))}\b.*)$', doc, re.M)
     assert found, 'its docstring gives no command: an indented line, python or torchrun SCRIPT.py config/THIS.py'
     return found[1], found[2]
 

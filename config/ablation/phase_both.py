@@ -1,0 +1,13 @@
+"""Its control: the same three phases, and the decay goes on with both sources.
+
+    python train.py config/ablation/phase_both.py
+
+Hardware: one CPU core. Not yet run to a figure.
+"""
+base = 'config/ablation/phase_switch.py'
+out_dir = 'out/ablation/phase_both'
+phases = [
+    dict(name='stable', steps=300),
+    dict(name='extension', steps=150, theta_global=160_000.0),
+    dict(name='decay', steps=150, theta_global=160_000.0),
+]
