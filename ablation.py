@@ -81,8 +81,8 @@ def run(arm, seed, s, threads):
     heads = ['--heads'] if settings['objective'] == 'mlm_neighbors' else []
     asked = [f'--ckpt={final(out, settings)}', f'--sources={s["source"]}', f'--n_spans={s["n"]}', f'--n_pairs={s["n"]}']
     figures = out.with_suffix('.figures')
-    call('eval.py', '--ppl', '--infill', '--separation', *heads, *asked, '--spans=1,2,3', '--distances=1,2,3,5',
-         '--eval_tokens=0', f'--json={figures}')
+    call('eval.py', '--ppl', '--infill', '--separation', *heads, *asked, '--spans=1,2,3', '--kinds=span',
+         '--distances=1,2,3,5', '--eval_tokens=0', f'--json={figures}')
     found, = json.loads(figures.read_text('utf-8')).values()
     figures.unlink()
     done.write_text(json.dumps(dict(key=key, figures=found)), 'utf-8')

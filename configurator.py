@@ -204,19 +204,19 @@ RULES = {'above': operator.gt, 'at least': operator.ge, 'at most': operator.le, 
 
 def check(values, defaults, ranges, choices, where=''):
     """ValueError with one line at the first value without its default's type, or that is none of its
-    choices {name: values}, or a number, alone or in a list, out of its ranges {'at most 1': names, …}."""
+    choices {name: values}, or out of its ranges, a list by its parts {'at most 1': names, …}."""
     for name in [n for n in values if n in defaults]:
         value, default, said = values[name], defaults[name], f'{where}{name}={values[name]!r}: '
         try:
             fit(value, default, False)
         except TypeError as error:
             raise ValueError(f'{said}{error}') from None
-        if value not in choices.get(name, [value]):
-            raise ValueError(f'{said}choose one of {", ".join(choices[name])}')
-        numbers = value if isinstance(value, list) else [value]
+        parts = value if isinstance(value, list) else [value]
+        if name in choices and not set(parts) <= set(choices[name]):
+            raise ValueError(f'{said}choose {"some" if isinstance(value, list) else "one"} of {", ".join(choices[name])}')
         for rule in [r for r, names in ranges.items() if name in names]:
             word, bound = rule.rsplit(' ', 1)
-            if not all(RULES[word](x, int(bound)) for x in numbers):
+            if not all(RULES[word](x, int(bound)) for x in parts):
                 raise ValueError(f'{said}must be {rule}')
 
 

@@ -17,6 +17,7 @@ import os
 import pathlib
 import re
 import sys
+import types
 
 import numpy as np
 import torch
@@ -41,7 +42,8 @@ sources = []           # held-out sources; none: all of them
 seq_len = 0            # documents are cut to this; 0: to the first checkpoint's training row, at most 1,024
 trust_remote_code = False  # run the code that a Hugging Face folder in --ckpt brings along
 eval_tokens = 200_000  # at most this many tokens of each source; 0: all
-spans = [1, 2, 3, 5]   # infill: tokens (and words) in a row
+spans = [1, 2, 3, 5]   # infill: so many in a row,
+kinds = ['span', 'words']  # of tokens, of words
 distances = [1, 2, 3, 4, 5, 6, 7, 8]  # separation: tokens from one mask to the other
 n_spans = 2_000        # infill: spans per source and length (fewer where there are no more)
 n_pairs = 2_000        # separation: pairs per source and distance; heads: masks per source
@@ -75,16 +77,9 @@ def predictor(model, read=None):
     return predict
 
 
-class Alone:
-    """One process, all of the work: what a measure needs to know of train.py's Ranks. Among several each
-    takes every world-th item, and the sums behind a figure are summed."""
-    rank, world = 0, 1
-
-    def sum(self, tensor):
-        return tensor
-
-
-ALONE = Alone()
+# What a measure needs to know of train.py's Ranks, where one process does all of the work. Among several each
+# takes every world-th item, and the sums behind a figure are summed.
+ALONE = types.SimpleNamespace(rank=0, world=1, sum=lambda tensor: tensor)
 
 
 def ask(predict, items, batch_tokens, ranks=ALONE):
@@ -193,7 +188,7 @@ def figures(sums):
 
 
 def infilling(predict, pieces, n=2_000, batch_tokens=8_192, seed=1234, iterative=False, spans=spans,
-              kinds=('span', 'words'), ranks=ALONE):
+              kinds=kinds, ranks=ALONE):
     """Mask k tokens (or k words) in a row, everything else visible; exact when every argmax is
     right. One parallel pass, or with `iterative` the surest mask is filled and the rest asked
     again. → {'span1': {'exact', 'n'}, …, 'words1': …}"""
@@ -283,14 +278,18 @@ def foreign(path, s):
         import transformers
     except ImportError:
         raise ValueError(f'{path}: a Hugging Face folder: pip install transformers') from None
+    transformers.utils.logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()  # what is amiss is said below, in one line
     how = dict(trust_remote_code=s['trust_remote_code'])
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(path, **how)
-        net = transformers.AutoModelForMaskedLM.from_pretrained(path, dtype=torch.float32, **how).to(s['device']).eval()
+        net, told = transformers.AutoModelForMaskedLM.from_pretrained(path, dtype=torch.float32, output_loading_info=True, **how)
     except (ValueError, KeyError, ImportError, RuntimeError) as error:
-        raise ValueError(f'{path}: transformers cannot load it: {error}') from error
-    K, own = len(data.SPECIALS), [tokenizer.pad_token_id, tokenizer.unk_token_id, tokenizer.cls_token_id,
-                                  tokenizer.sep_token_id, tokenizer.mask_token_id]
+        raise ValueError(f'{path}: transformers cannot load it: {" ".join(str(error).split())}') from error
+    if told['missing_keys']:
+        raise ValueError(f'{path}: no masked LM, {sorted(told["missing_keys"])[0]} is missing: its answers would be random')
+    net.to(s['device']).eval()
+    K, own = len(data.SPECIALS), [getattr(tokenizer, f'{x}_token_id') for x in ('pad', 'unk', 'cls', 'sep', 'mask')]
     if not tokenizer.is_fast or None in own[2:]:
         raise ValueError(f'{path}: needs a fast tokenizer with [CLS], [SEP] and [MASK]')
     theirs = np.array([x or 0 for x in own] + list(range(len(tokenizer))))    # ours → theirs
@@ -426,7 +425,7 @@ def figures_of(predict, pieces, chars, source, s):
         out |= flatten('perplexity', source, perplexity(predict, pieces, chars, **common))
     if s['infill']:  # decoded one by one it is another metric
         out |= flatten('infill_iterative' if s['iterative'] else 'infill', source, infilling(
-            predict, pieces, s['n_spans'], iterative=s['iterative'], spans=s['spans'], **common))
+            predict, pieces, s['n_spans'], iterative=s['iterative'], spans=s['spans'], kinds=s['kinds'], **common))
     if s['separation']:
         out |= flatten('separation', source, separating(predict, pieces, s['n_pairs'], distances=s['distances'], **common))
     return out
@@ -440,7 +439,7 @@ def main(argv):
         sys.stdout.reconfigure(errors='backslashreplace')  # Arabic must not fail in a C locale
         if not any(s[name] for name in (*MEASURES, 'fill')):
             raise ValueError('nothing asked: give --ppl, --infill, --separation, --heads or --fill TEXT')
-        configurator.check(s, globals(), RANGES, {'weights': ('ema', 'raw')})
+        configurator.check(s, globals(), RANGES, {'weights': ('ema', 'raw'), 'kinds': ('span', 'words')})
         best = 'cuda' if torch.cuda.is_available() else 'cpu'
         s['device'] = best if s['device'] == 'auto' else s['device']
         if s['device'].split(':')[0] not in ('cpu', best):

@@ -30,9 +30,8 @@ def settings(folder, out, *flags):
 def run(folder, out, *flags):
     """A whole run in this process → the Run."""
     r = train.Run(settings(folder, out, *flags), vars(train))
-    lock = configurator.claim(r.out, train.OWN, not r.s['resume'])
-    train.train(r)
-    lock.close()
+    with configurator.claim(r.out, train.OWN, not r.s['resume']):
+        train.train(r)
     return r
 
 
