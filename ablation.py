@@ -4,6 +4,7 @@
     python demo_text.py && python prepare.py config/ablation/data.py
     python ablation.py                                              # every arm, one seed
     python ablation.py --arms=mlm,offset_emb,projection --seeds=1,2,3,4,5
+    python ablation.py --mechanism --seeds=1,2,3                    # the heads without the trunk, the trunk without the heads
     python ablation.py --report                                     # tables and pictures of what is there
 
 An arm is a file of config/ablation/. Arms of one seed share the encoder's init, the rows and the masks, so the
@@ -11,23 +12,29 @@ difference of two arms is taken seed by seed. A run that was stopped goes on; on
 """
 import concurrent.futures
 import json
+import math
 import os
 import pathlib
 import statistics
 import subprocess
 import sys
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 
 import alarm
 import configurator
+import eval as evaluation
 import model as encoder
+import objectives
 import train
 
 arms = []                           # names of files in config/ablation; none: all
 seeds = [1]
 jobs = 0                            # runs at once, each on its share of the cores; 0: one a core (with CUDA: one)
 out_dir = 'out/ablation'            # runs and their figures
+mechanism = False                   # instead: ask the runs that are done why (`frozen`, `routes`)
 report = False                      # run nothing: read what is there
 json_file = 'docs/ablation.json'    # every figure of every run
 pictures = 'docs'                   # folder of the plots; '': none
@@ -94,6 +101,105 @@ def final(out, settings):
     path = out / f'step_{steps:08d}.pt'
     return path if path.exists() else None
 
+# ------------------------------------------------------------------------------------ mechanism
+
+
+def loaded(arm, seed, path):
+    """A train.Run of this arm at its first step, with the weights of a checkpoint in as far as they have its names."""
+    made = train.Run(configurator.load(vars(train), [str(ARMS / f'{arm}.py'), f'--seed={seed}']), vars(train))
+    saved = encoder.read(path, ('raw',))['raw']
+    for name, p in made.params.items():
+        p.data.copy_(saved.get(name, p.data))
+    return made
+
+
+def frozen(seed, s, tokens=400_000, epochs=3, rows=512):
+    """What each kind of head can do for a trunk that does not bend: fitted to the finished baseline's hidden states,
+    whose encoder and decoder stay as they are (so both fits are convex), and asked on held-out text. Nats per
+    neighbor, mean over the offsets, of: the hidden state itself; h + e_j; W_j h; and the MLM head at the neighbor."""
+    at_end = final(pathlib.Path(s['out_dir']) / f'{s["baseline"]}_{seed}', settings_of(s['baseline'], seed, s)[0])
+    run = loaded('projection', seed, at_end)
+    model, offsets = run.model.requires_grad_(False), run.objective.offsets
+    read = evaluation.predictor(model, read=lambda h: h.float())
+
+    def pairs(source):
+        found = [([], [], []) for _ in offsets]
+        pieces = source.pieces(run.s['seq_len'], tokens)
+        for (_, at, gold), h in evaluation.ask(read, evaluation.masked(pieces, run.s['mask_rate'], seed), 8192):
+            for (x, y, own), j in zip(found, offsets):
+                goal = np.minimum(np.searchsorted(at, at + j), len(at) - 1)
+                there = at[goal] == at + j
+                x.append(h[there])                                            # (p, d) of the anchors
+                y.append(torch.as_tensor(gold[goal[there]]))                  # (p,) what stands j further on
+                own.append(h[goal[there]])
+        return [[torch.cat(part) for part in one] for one in found]
+
+    def nats(head, data, which=0):
+        with torch.no_grad():
+            return statistics.mean(float(torch.cat([
+                objectives.nll(model.decode(head(j, x)), y) for x, y in zip(one[which].split(1024), one[1].split(1024))]).mean())
+                for j, one in enumerate(data))
+
+    fit, held_out = pairs(run.sources[s['source']]), pairs(run.held_out[s['source']])
+    out = dict(h=nats(lambda j, x: x, held_out), goal=nats(lambda j, x: x, held_out, which=2),
+               fitted_on=sum(len(one[1]) for one in fit), asked_on=sum(len(one[1]) for one in held_out))
+    for kind, lr in (('offset_emb', 3e-2), ('projection', 3e-3)):
+        torch.manual_seed(seed)
+        heads = objectives.MLMNeighbors(run.s['hidden'], kind, len(offsets) // 2)
+        orders = [torch.cat([torch.randperm(len(y)) for _ in range(epochs)]).split(rows) for _, y, _ in fit]
+        steps = min(map(len, orders))
+        optimizer = torch.optim.Adam(heads.parameters(), lr)
+        for step in range(steps):
+            optimizer.param_groups[0]['lr'] = lr * (1 - step / steps)
+            loss = sum(objectives.nll(model.decode(heads.head(j, x[o[step]])), y[o[step]]).mean()
+                       for j, ((x, y, _), o) in enumerate(zip(fit, orders)))
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        x = held_out[0][0]
+        with torch.no_grad():
+            out |= {kind: nats(heads.head, held_out),
+                    f'{kind}_ratio': float(((heads.head(0, x) - x).norm(dim=-1) / x.norm(dim=-1)).mean())}
+    return out
+
+
+def routes(arm, seed, s, steps=8):
+    """At the end of an arm's plateau, on its next rows: the gradients, and what one optimizer step that moves the
+    heads alone, the trunk alone or the decoder alone does to either loss, in nats."""
+    path, = (pathlib.Path(s['out_dir']) / f'{arm}_{seed}').glob('phase_stable_*.pt')
+    run = loaded(arm, seed, path)
+    batches = [(train.to_device(batch, run.device), counts) for k in range(steps)
+               for made, counts in [run.make_batches(run.phases[0].end + k)] for batch in made]
+    groups = {name: {n: p for n, p in run.params.items() if n.startswith(prefix)} for name, prefix in (
+        ('heads', 'objective.'), ('trunk', 'model.encoder.'), ('decoder', 'model.decoder.'))}
+
+    def loss(part, backward=False):
+        """The MLM's or the neighbors' share of the loss, in nats: what counts infinitely many tokens weighs nothing."""
+        run.optimizer.zero_grad()
+        out, total = {'mlm': run.objective.terms, 'neighbors': ['mlm']}[part], 0.0
+        for batch, counts in batches:
+            with torch.set_grad_enabled(backward):
+                one = run.objective(run.model, batch, counts | dict.fromkeys(out, math.inf))[0] / len(batches)
+            if backward:
+                one.backward()
+            total += one.item()
+        return total
+
+    before, gradients = {}, {}
+    for part in ('mlm', 'neighbors'):  # the step below follows the last one's
+        before[part] = loss(part, backward=True)
+        gradients[part] = {g: torch.cat([p.grad.flatten() for p in params.values()]) for g, params in groups.items()}
+    old = {n: p.detach().clone() for n, p in run.params.items()}
+    run.optimizer.step(run.s['lr'])
+    new = {n: p.detach().clone() for n, p in run.params.items()}
+    found = dict(loss=before, gradient={k: {g: float(x.norm()) for g, x in v.items()} for k, v in gradients.items()}, step={},
+                 cosine=float(F.cosine_similarity(*(x['trunk'] for x in gradients.values()), dim=0)))
+    for moved, params in groups.items():
+        for name, p in run.params.items():
+            p.data.copy_((new if name in params else old)[name])
+        found['step'][moved] = {part: loss(part) - before[part] for part in before}
+    return found
+
 # -------------------------------------------------------------------------------------- figures
 
 
@@ -112,9 +218,10 @@ def collect(arm, seed, s):
         curve[d] = [r['watch']['separation'][d]['divergence'] for r in looks]
     if 'heads' in looks[0]['watch']:
         curve['ratio'] = [statistics.mean(x['ratio'] for x in r['watch']['heads'].values() if 'ratio' in x) for r in looks]
-    far = list(looks[0]['watch']['separation'])[-2]
-    pairs = list(zip(curve['d1'], curve[far]))
-    rings = [curve['step'][i - 1] for i in range(1, len(pairs) + 1) if alarm.collapsing(pairs[:i])]
+        curve |= {'kl': [max(x['kl'] for x in r['watch']['heads'].values() if 'ratio' in x) for r in looks],
+                  'adjacent': [r['watch']['heads']['adjacent']['kl'] for r in looks]}
+    seen = [x for r in looks for x in alarm.look(r['watch'])]
+    rings = [curve['step'][i - 1] for i in range(1, len(seen) + 1) if alarm.alarms(seen[:i], len(seen[0]))]
     at = {r['step']: {name: x['perplexity'] for name, x in r['heldout'].items()} for r in records if 'heldout' in r}
     edges, step = {}, 0
     for phase in train.configurator.load(vars(train), [str(ARMS / f'{arm}.py')])['phases']:
@@ -127,7 +234,9 @@ def collect(arm, seed, s):
 
 
 def rounded(x):
-    return x if isinstance(x, int) else float(f'{x:.5g}')
+    if isinstance(x, dict):
+        return {k: rounded(v) for k, v in x.items()}
+    return float(f'{x:.5g}') if isinstance(x, float) else x
 
 
 def paired(a, b):
@@ -148,7 +257,7 @@ def differences(runs, baseline):
         for name in SHOWN if both and arm != baseline else ():
             a, b = ([runs[x][seed]['figures'].get(name) for seed in both] for x in (arm, baseline))
             if None not in a + b:
-                out.setdefault(arm, {})[name] = {k: rounded(v) for k, v in paired(a, b).items()}
+                out.setdefault(arm, {})[name] = rounded(paired(a, b))
     return out
 
 # --------------------------------------------------------------------------- tables and pictures
@@ -186,7 +295,26 @@ def tables(results):
     parts = [markdown(['arm', 'seeds', *head, 'alarm'], means)]
     parts += [markdown([f'minus {results["baseline"]}', 'seeds', *head], paired_rows)] if paired_rows else []
     parts += [markdown(['arm: end of phase', *names], edges)] if edges else []
-    return '\n\n'.join(parts)
+    return '\n\n'.join(parts + mechanism_tables(list(results['mechanism'].values())))
+
+
+def mechanism_tables(found):
+    """The dicts of `frozen` and `routes`, one a seed → two tables in Markdown, means over the seeds."""
+    if not found:
+        return []
+    fit = {k: statistics.mean(x['frozen'][k] for x in found) for k in found[0]['frozen']}
+    rows = [['h, the hidden state itself', f'{fit["h"]:.3f}', '0'],
+            *([label, f'{fit[kind]:.3f}', f'{fit[kind + "_ratio"]:.2f}'] for label, kind in (
+                ('the best h + e_j', 'offset_emb'), ('the best W_j h', 'projection'))),
+            ['the MLM head at the neighbor itself', f'{fit["goal"]:.3f}', '-']]
+    steps = []
+    for arm, group in [(arm, g) for arm in found[0]['routes'] for g in found[0]['routes'][arm]['step']]:
+        one = [x['routes'][arm] for x in found]
+        cells = [[x['gradient'][part][group] for x in one] for part in ('mlm', 'neighbors')]
+        moved = [[x['step'][group][part] for x in one] for part in ('neighbors', 'mlm')]
+        steps.append([f'{arm}: {group}', *(f'{statistics.mean(c):.3g}' for c in cells), *(f'{statistics.mean(c):+.4f}' for c in moved)])
+    return [markdown(['a neighbor predicted from', 'nats', 'distance from h'], rows),
+            markdown(['one step of', 'gradient of MLM', 'of neighbors', 'Δ neighbors, nats', 'Δ MLM, nats'], steps)]
 
 
 def draw(results, folder):
@@ -229,7 +357,10 @@ def main(argv):
         out, cores = pathlib.Path(s['out_dir']), len(os.sched_getaffinity(0))
         out.mkdir(parents=True, exist_ok=True)
         asked = [(arm, int(seed)) for seed in s['seeds'] for arm in s['arms'] or there]
-        if not s['report']:
+        for seed in map(int, s['seeds'] if s['mechanism'] and not s['report'] else ()):
+            found = dict(frozen=frozen(seed, s), routes={arm: routes(arm, seed, s) for arm in ('offset_emb', 'projection')})
+            (out / f'mechanism_{seed}.json').write_text(json.dumps(found), 'utf-8')
+        if not s['report'] and not s['mechanism']:
             jobs = s['jobs'] or (1 if torch.cuda.is_available() else cores)
             with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
                 waiting = {pool.submit(run, arm, seed, s, max(cores // jobs, 1)): (arm, seed) for arm, seed in asked}
@@ -245,7 +376,8 @@ def main(argv):
         if not found:
             raise ValueError(f'{out}: no run is done yet; leave out --report')
         results = dict(baseline=s['baseline'], source=s['source'], git=train.revision(), torch=str(torch.__version__), arms=found,
-                       differences=differences(found, s['baseline']))
+                       differences=differences(found, s['baseline']),
+                       mechanism={p.stem[10:]: rounded(json.loads(p.read_text())) for p in sorted(out.glob('mechanism_*.json'))})
         lines = json.dumps(results, ensure_ascii=False, indent=1)
         pathlib.Path(s['json_file']).write_text(lines + '\n', 'utf-8')
         print(tables(results))

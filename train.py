@@ -70,7 +70,7 @@ chunk = 1024               # rows of logits alive at once
 # data (data.py)
 sources = {}               # {source: share}; none: all in data_dir/train, each once per epoch
 mix_by = 'epochs'          # a share is 'epochs' (times its size) or a 'weight' (of all rows)
-pinned = {}                # {'train/NAME.bin': sha256, …}: refuse other shards; none: take what is there
+pinned = {}                # {'train/NAME.bin': the sha256 in its .json, …}: refuse other shards
 seq_len = 1024
 batch_tokens = 262_144     # per optimizer step, over all ranks
 micro_tokens = 32_768      # per forward and rank
@@ -103,7 +103,7 @@ eval_interval = 1000
 eval_tokens = 65_536       # per held-out source
 save_interval = 1000
 watch_n = 256              # places behind each figure that would show a collapse, at every evaluation; 0: no watch
-on_collapse = 'warn'       # or 'stop': when masks near each other come to get one prediction
+on_collapse = 'warn'       # or 'stop': when the heads, or two masks near each other, become one
 tensorboard = False        # also write TensorBoard events to out_dir
 peak_tflops = 0.0          # the machine's dense peak, for MFU; 0: MFU is not printed
 # machine
@@ -249,7 +249,7 @@ class Run:
             weight_decay=s['weight_decay'], betas=tuple(s['adam_betas']), eps=s['adam_eps'],
             momentum=s['muon_momentum'], ns=s['muon_ns'], ns_dtype=s['muon_dtype'], scale=s['muon_scale'])
         self.out = pathlib.Path(s['out_dir'])
-        self.began, self.looks = {}, []  # held-out perplexity as the phase began; divergences for alarm.collapsing
+        self.began, self.looks = {}, []  # held-out perplexity as the phase began; what alarm.alarms goes by
         if s['resume']:
             self.load(encoder.newest(self.out, RESUMED))
         if s['compile_model'] and self.device.type == 'cuda':  # off CUDA, attention's shapes follow the documents
@@ -441,12 +441,11 @@ def train(run):
             say('  since the phase began: ' + ', '.join(f'{n} {c:+.1%}{" (!)" * (c > 0.1)}' for n, c in change.items()))
         if phase_edge or not run.began:
             run.began = {n: f['perplexity'] for n, f in found.items() if f['n']}
-        if watched and alarm.collapsing(run.looks):
-            cry = alarm.cry(run.step, run.objective.window, *run.looks[-1])
+        for cry in alarm.alarms(run.looks, run.objective.window) if watched else ():
             if s['on_collapse'] == 'stop':
                 run.save()
-                raise FloatingPointError(cry)
-            say(cry)
+                raise FloatingPointError(f'step {run.step}: {cry}')
+            say(f'step {run.step}: {cry}')
         return found
 
     say('\n'.join(run.lines))

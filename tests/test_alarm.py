@@ -15,25 +15,35 @@ import objectives
 
 def rings(*ratios, far=2.0):
     """After how many of these looks (divergence at d = 1 over that just outside) it rings first."""
-    looks = [(far * r, far) for r in ratios]
-    return next((i for i in range(1, len(looks) + 1) if alarm.collapsing(looks[:i])), None)
+    looks = [[far * r, far] for r in ratios]
+    return next((i for i in range(1, len(looks) + 1) if alarm.alarms(looks[:i], 2)), None)
 
 
-def test_it_rings_where_the_ratio_stays_low():
-    assert rings(0.1, 0.1, 0.1) == 3 == rings(0.14, 0.10, 0.02)
-    assert rings(0.3, 0.1, 0.1, 0.1) == 4  # it was not always so
-    assert rings(0.1, 0.1) is None  # too few looks
-    assert rings(0.1, 0.1, 0.2, 0.1, 0.1) is None  # none in a row
-    assert rings(0.4, 0.4, 0.4) is None
-    assert rings(0.05, 0.06, 0.07, 0.09, 0.12, 0.2) is None  # low, and mending
-    assert rings(0.05, 0.05, 0.06) == 3  # a fifth more is not mending
+def test_it_rings_where_the_trunk_stays_flat():
+    assert rings(0.09, 0.09, 0.09, 0.09) == 4 == rings(0.09, 0.07, 0.05, 0.02)
+    assert rings(0.3, 0.05, 0.05, 0.05, 0.05) == 5  # it was not always so
+    assert rings(0.05, 0.05, 0.05) is None  # too few looks
+    assert rings(0.05, 0.05, 0.05, 0.2, 0.05, 0.05, 0.05) is None  # none of them four in a row
+    assert rings(0.4, 0.4, 0.4, 0.4) is None
+    assert rings(0.05, 0.06, 0.07, 0.08, 0.095, 0.12) is None  # low, and mending
+    assert rings(0.05, 0.05, 0.05, 0.06) == 4  # a fifth more is not mending
 
 
-def test_it_is_not_armed_while_an_encoder_is_flat_everywhere():
+def test_the_trunk_alarm_is_not_armed_while_an_encoder_is_flat_everywhere():
     assert rings(*[0.02] * 10, far=0.3) is None
-    young, old = [(0.001, 0.3)] * 5, [(0.1, 2.0)] * 3
-    assert not alarm.collapsing(young + old[:2]) and alarm.collapsing(young + old)
-    assert not alarm.collapsing([])
+    young, old = [[0.001, 0.3]] * 5, [[0.1, 2.0]] * 4
+    assert not alarm.alarms(young + old[:3], 2) and alarm.alarms(young + old, 2)
+    assert not alarm.alarms([], 2)
+
+
+def test_it_rings_where_the_heads_are_one():
+    """Looks: near, far, the most different head, two adjacent masks."""
+    same, apart, young = [0.1, 0.4, 0.002, 0.05], [0.1, 0.4, 0.05, 0.05], [0.01, 0.1, 0.0, 0.01]
+    line, = alarm.alarms([same, same], 2)
+    assert line.startswith('(!) COLLAPSE: the neighbor heads are the MLM head') and '0.002 nats from it' in line
+    for quiet in ([same], [same, apart], [apart] * 4, [young] * 4, [young, same], [same, apart, same]):
+        assert not alarm.alarms(quiet, 2)
+    assert len(alarm.alarms([[0.05, 2.0, 0.002, 0.05]] * 4, 2)) == 2  # v5: both
 
 
 def small(objective):
@@ -52,10 +62,11 @@ def test_what_it_looks_at(objective, window):
     found = alarm.watch(net, objective, pieces, 0.4, n=20, seed=3)
     far = evaluation.separating(evaluation.predictor(net), pieces, 20, seed=3, distances=[1, window + 1])
     assert list(found['separation']) == [f'd{d}' for d in range(1, window + 3)]
-    assert alarm.look(found) == [(far['d1']['divergence'], far[f'd{window + 1}']['divergence'])]
+    assert alarm.look(found)[0][:2] == [far['d1']['divergence'], far[f'd{window + 1}']['divergence']]
     assert list(found['infill']) == ['span1', 'span2', 'span3'] and ('heads' in found) == (window == 3)
     if window == 3:
-        assert found['heads'] == evaluation.heads_of(net, objective, pieces, 0.4, 20, seed=3)
+        kls = [x['kl'] for x in evaluation.heads_of(net, objective, pieces, 0.4, 20, seed=3).values()]
+        assert alarm.look(found)[0][2:] == [max(kls[:6]), kls[6]] and [x['kl'] for x in found['heads'].values()] == kls
         assert [part.split()[0] for part in alarm.told(found).split('; ')[2:]] == ['-3', '-2', '-1', '+1', '+2', '+3']
 
 
@@ -78,18 +89,18 @@ def blended(monkeypatch):
 def test_a_run_warns_and_goes_on(folder, tmp_path, blended, capsys):
     run(folder, tmp_path / 'run', *NEIGHBORS, '--max_steps=8', '--eval_interval=2')
     said = capsys.readouterr().out
-    assert [s for s in range(9) if f'step {s}: {blended}' in said] == [4, 6, 8]  # looks at 0, 2 and 4 come first
+    assert [s for s in range(9) if f'step {s}: {blended}' in said] == [6, 8]  # looks at 0, 2, 4 and 6 come first
     looked = {x['step']: x['watch'] for x in log(tmp_path / 'run') if 'watch' in x}
     assert list(looked) == [0, 2, 4, 6, 8] and looked[4]['separation']['d1']['divergence'] == 0.1
 
 
 def test_a_run_stops_saved_and_remembers_its_looks(folder, tmp_path, blended):
-    flags = [*NEIGHBORS, '--max_steps=8', '--eval_interval=2', '--on_collapse=stop']
+    flags = [*NEIGHBORS, '--max_steps=10', '--eval_interval=2', '--on_collapse=stop']
     with pytest.raises(FloatingPointError) as end:
         run(folder, tmp_path / 'run', *flags)
-    assert blended in str(end.value) and 'step 4:' in str(end.value)
-    assert encoder.read(tmp_path / 'run/step_00000004.pt')['looks'] == [(0.1, 2.0)] * 3
-    with pytest.raises(FloatingPointError, match='step 6:'):  # one look more is enough
+    assert f'step 6: {blended}' in str(end.value)
+    assert encoder.read(tmp_path / 'run/step_00000006.pt')['looks'] == [[0.1, 2.0]] * 4
+    with pytest.raises(FloatingPointError, match='step 8:'):  # one look more is enough
         run(folder, tmp_path / 'run', *flags, '--resume')
 
 

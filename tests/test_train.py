@@ -272,7 +272,9 @@ def refused(capsys, *argv, code=2):
     ('--theta_global=-1', 'theta_global=-1.0'), ('--norm_eps=0', 'norm_eps=0.0'), ('--adam_eps=0', 'adam_eps=0.0'),
     ('--adam_betas=0.9', 'adam_betas=[0.9]: must be 2 numbers'), ('--adam_betas=0.9,1', '[0.9, 1.0]: must be below 1'),
     ('--muon_momentum=1', 'muon_momentum=1.0'), ('--peak_tflops=-1', 'peak_tflops=-1.0'),
-    (f'--seed={2 ** 63}', 'seed=9223'),
+    (f'--seed={2 ** 63}', 'seed=9223'), ('--watch_n=-1', 'watch_n=-1'), ('--on_collapse=ring', 'choose one of warn, stop'),
+    ('--pinned={"train/a_00000.bin": "00"}', 'train/a_00000.bin: pinned to sha256 00, but found'),
+    ('--pinned={"train/z.bin": "00"}', 'found no such shard'),
     ('--phases=[{"name": "x", "steps": 5, "lr": 1.0}]', 'lr'), ('--phases=[]', 'phases'), ('--phases=stable,decay', 'phases'),
     ('config/none.py', 'no such config file')])
 def test_mistakes_are_one_line_and_leave_nothing(folder, tmp_path, capsys, flag, told):
@@ -292,6 +294,11 @@ def test_neighbors_are_of_one_row_and_of_the_objective_that_has_them(folder, tmp
         run = train.Run(configurator.load(vars(train), [*map(str, argv), *common]), vars(train))
         assert not hasattr(run.objective, 'heads')
         assert 'no use for neighbor_weight' in refused(capsys, *map(str, argv), *common, '--neighbor_weight=1')
+
+
+def test_pinned_shards_are_taken(folder, tmp_path):
+    pinned = {f'{p.parent.name}/{p.stem}.bin': json.loads(p.read_text())['sha256'] for p in folder.glob('*/*_00000.json')}
+    assert len(pinned) > 3 and train.Run(settings(folder, tmp_path / 'run', f'--pinned={json.dumps(pinned)}'), vars(train))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason='there is one')

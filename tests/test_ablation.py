@@ -1,0 +1,104 @@
+"""The ablation: its statistics by hand, its runner on a shrunken comparison, and that the document says what was measured."""
+import json
+import random
+
+import pytest
+from conftest import refused
+
+import ablation
+import configurator
+import prepare
+
+REPO = configurator.REPO
+ARMS = ('mlm', 'offset_emb', 'projection_w01')
+
+
+@pytest.fixture(scope='module')
+def small(tmp_path_factory):
+    """The main arms on a made-up language of fixed phrases, a quarter of an hour shrunk to a minute. → what
+    ablation.py wrote, and how to run it again."""
+    root, rng = tmp_path_factory.mktemp('ablation'), random.Random(1)
+    letters = 'ابتثجحخدذرزسشصضطظعغفقكلمنهوي'
+    words = [''.join(rng.choices(letters, k=rng.randint(3, 5))) for _ in range(150)]
+    phrases = [' '.join(rng.choices(words, k=rng.randint(4, 7))) for _ in range(60)]
+    lines = (' '.join(rng.choices(phrases, k=rng.randint(2, 8))) for _ in range(2000))
+    (root / 'phrases.txt').write_text('\n'.join(lines), 'utf-8')
+    prepare.prepare(configurator.load(vars(prepare), [f'--text={root}/phrases.txt', f'--out_dir={root}/data',
+                                                      '--vocab_size=450', '--heldout=0.1', '--dedupe=False', '--workers=1']))
+    for arm in ARMS:
+        (root / f'{arm}.py').write_text(f"""base = {str(REPO / f'config/ablation/{arm}.py')!r}
+data_dir = {str(root / 'data')!r}
+pinned = {{}}
+sources = {{}}
+hidden = 64
+n_layer = 3
+n_head = 2
+ffn = 128
+window = 16
+seq_len = 64
+batch_tokens = 768
+micro_tokens = 768
+phases = [dict(name='stable', steps=120), dict(name='decay', steps=40)]
+decay_start = 120
+eval_interval = 40
+eval_tokens = 2_000
+""")
+
+    def again(*flags):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ablation, 'ARMS', root)
+            ablation.main([f'--arms={",".join(ARMS)}', '--source=phrases', '--n=150', f'--out_dir={root}/out', '--jobs=2',
+                           f'--json={root}/ablation.json', f'--pictures={root}', *flags])
+        return json.loads((root / 'ablation.json').read_text('utf-8'))
+    return again(), again
+
+
+def test_the_main_comparison_has_the_published_sign(small):
+    """v5's heads are one, blend neighbors and cost the MLM; the repaired ones are several and do it little."""
+    mlm, offset_emb, projection = (small[0]['arms'][arm]['1']['figures'] for arm in ARMS)
+    assert offset_emb['d1'] < 0.4 * mlm['d1'] and offset_emb['d1'] < 0.6 * projection['d1']
+    assert offset_emb['agreement'] > 1.5 * mlm['agreement']
+    assert mlm['nats'] + 0.3 < offset_emb['nats'] and projection['nats'] + 0.2 < offset_emb['nats']
+    assert offset_emb['kl'] < 0.1 < projection['kl']
+    assert offset_emb['span2'] < 0.5 * mlm['span2']
+
+
+def test_what_the_runner_writes(small):
+    results, again = small
+    run = results['arms']['offset_emb']['1']
+    assert run['curve']['step'] == [0, 40, 80, 120, 160] and all(len(x) == 5 for x in run['curve'].values())
+    assert run['curve']['nats'][-1] < run['curve']['nats'][0] and list(run['edges']) == ['stable', 'decay']
+    assert run['edges']['decay']['phrases'] < run['edges']['stable']['phrases'] and run['counts']['span3.n'] == 150
+    assert 'kl' not in results['arms']['mlm']['1']['figures'] and results['differences']['projection_w01']['nats']['n'] == 1
+    assert again('--report') == results  # from what is there
+    assert len(ablation.tables(results).split('\n\n')) == 2
+
+
+def test_what_is_done_is_not_run_again_and_what_changed_is(small, monkeypatch):
+    called = []
+    monkeypatch.setattr(ablation.subprocess, 'run', lambda command, **kw: called.append(command[1:]) or 1 / 0)
+    small[1]()
+    assert not called
+    with pytest.raises(ZeroDivisionError):
+        small[1]('--n=20', '--jobs=1')
+    assert called[0][0] == 'train.py' and '--resume' not in called[0]
+
+
+def test_paired_differences_by_hand():
+    """1, 2, 3: mean 2, standard error 1/√3, and t(0.975, 2) = 4.3027."""
+    found = ablation.paired([2.0, 4.0, 6.0], [1.0, 2.0, 3.0])
+    assert found == dict(mean=2, low=pytest.approx(2 - 4.3027 / 3 ** 0.5, abs=1e-3),
+                         high=pytest.approx(2 + 4.3027 / 3 ** 0.5, abs=1e-3), n=3)
+    assert ablation.paired([2.0], [0.5]) == dict(mean=1.5, n=1)
+
+
+def test_differences_are_of_seeds_that_both_have():
+    def run(nats):
+        return dict(figures=dict(nats=nats))
+    found = ablation.differences(dict(mlm={'1': run(1.0), '2': run(2.0)}, b={'2': run(2.5), '3': run(9.0)}, c={'4': run(1.0)}), 'mlm')
+    assert found == dict(b=dict(nats=dict(mean=0.5, n=1)))
+
+
+def test_mistakes(monkeypatch, capsys, tmp_path):
+    assert 'no typo in config/ablation' in refused('ablation.py', monkeypatch, capsys, '--arms=typo', f'--out_dir={tmp_path}')
+    assert 'no run is done yet' in refused('ablation.py', monkeypatch, capsys, '--report', f'--out_dir={tmp_path}/new')
