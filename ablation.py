@@ -8,7 +8,8 @@
     python ablation.py --report                                     # tables and pictures of what is there
 
 An arm is a file of config/ablation/. Arms of one seed share the encoder's init, the rows and the masks, so the
-difference of two arms is taken seed by seed. A run that was stopped goes on; one that is done is not run again.
+difference of two arms is taken seed by seed (those called phase_… have phases and sources of their own and are
+compared among themselves). A run that was stopped goes on; one that is done is not run again.
 """
 import concurrent.futures
 import json
@@ -45,11 +46,11 @@ max_steps = 0                       # stop each run there, for a try; 0: whole r
 
 ARMS = configurator.REPO / 'config/ablation'
 SHOWN = {  # the figures that a run is judged by, as they are named in eval.py's --json: (heading, key, format)
-    'nats': ('held-out nats', 'perplexity/{}/nats', '{:.3f}'),
-    **{f'd{d}': (f'divergence d = {d}', f'separation/{{}}/d{d}.divergence', '{:.3g}') for d in (1, 2, 3, 5)},
-    'agreement': ('agree d = 1', 'separation/{}/d1.agreement', '{:.1%}'),
-    **{f'span{k}': (f'infill {k}', f'infill/{{}}/span{k}.exact', '{:.1%}') for k in (1, 2, 3)},
-    'kl': ('KL(MLM ‖ head)', 'heads/{}/kl', '{:.2g}'),
+    'nats': ('nats', 'perplexity/{}/nats', '{:.3f}'),
+    **{f'd{d}': (f'd = {d}', f'separation/{{}}/d{d}.divergence', '{:.3g}') for d in (1, 2, 3, 5)},
+    'agreement': ('agree', 'separation/{}/d1.agreement', '{:.1%}'),
+    **{f'span{k}': (f'span {k}', f'infill/{{}}/span{k}.exact', '{:.1%}') for k in (1, 2, 3)},
+    'kl': ('KL', 'heads/{}/kl', '{:.2g}'),
     'ratio': ('ratio', 'heads/{}/ratio', '{:.3f}'),
 }
 
@@ -164,9 +165,10 @@ def frozen(seed, s, tokens=400_000, epochs=3, rows=512):
 
 
 def routes(arm, seed, s, steps=8):
-    """At the end of an arm's plateau, on its next rows: the gradients, and what one optimizer step that moves the
-    heads alone, the trunk alone or the decoder alone does to either loss, in nats."""
-    path, = (pathlib.Path(s['out_dir']) / f'{arm}_{seed}').glob('phase_stable_*.pt')
+    """The heads of an arm as they begin, on the trunk of the baseline at the end of its plateau, so that every kind
+    begins at one loss: the gradients, and what one optimizer step that moves the heads alone, the trunk alone or
+    the decoder alone does to either loss on the same rows, in nats."""
+    path, = (pathlib.Path(s['out_dir']) / f'{s["baseline"]}_{seed}').glob('phase_stable_*.pt')
     run = loaded(arm, seed, path)
     batches = [(train.to_device(batch, run.device), counts) for k in range(steps)
                for made, counts in [run.make_batches(run.phases[0].end + k)] for batch in made]
@@ -254,7 +256,7 @@ def differences(runs, baseline):
     out = {}
     for arm in runs:
         both = [seed for seed in runs[arm] if seed in runs.get(baseline, {})]
-        for name in SHOWN if both and arm != baseline else ():
+        for name in SHOWN if both and arm != baseline and not arm.startswith('phase_') else ():
             a, b = ([runs[x][seed]['figures'].get(name) for seed in both] for x in (arm, baseline))
             if None not in a + b:
                 out.setdefault(arm, {})[name] = rounded(paired(a, b))
@@ -272,6 +274,11 @@ def tables(results):
     with their 95% intervals, perplexity of every source at the end of each phase."""
     means, paired_rows, edges = [], [], []
     for arm, runs in results['arms'].items():
+        if arm.startswith('phase_'):
+            phases = [r['edges'] for r in runs.values()]
+            edges += [[f'{arm}: {phase}'] + [f'{statistics.mean(p[phase][n] for p in phases):.1f}' for n in sources]
+                      for phase, sources in phases[0].items()]
+            continue
         cells = []
         for name, (_, _, form) in SHOWN.items():
             values = [r['figures'][name] for r in runs.values() if name in r['figures']]
@@ -279,22 +286,18 @@ def tables(results):
         alarms = [r['alarm'] for r in runs.values()]
         rung = sorted(a for a in alarms if a)
         means.append([arm, str(len(runs)), *cells, f'{len(rung)} of {len(alarms)}' + (f', by {rung[-1]}' if rung else '')])
-        if len(next(iter(runs.values()))['edges']) > 2:
-            names = list(next(iter(next(iter(runs.values()))['edges'].values())))
-            edges += [[f'{arm}: {phase}'] + [f'{statistics.mean(r["edges"][phase][n] for r in runs.values()):.1f}' for n in names]
-                      for phase in next(iter(runs.values()))['edges']]
+    compared = [name for name in SHOWN if name not in ('kl', 'ratio')]  # the baseline has no heads
     for arm, found in results['differences'].items():
         cells = []
-        for name, (_, _, form) in SHOWN.items():
-            x = found.get(name, {})
-            form = form.replace('{:', '{:+')
-            cells.append(f'{form.format(x["mean"])} [{form.format(x["low"])}, {form.format(x["high"])}]' if 'low' in x else
-                         form.format(x['mean']) if x else '-')
+        for name in compared:
+            x, form = found[name], SHOWN[name][2].replace('{:', '{:+')
+            interval = f' [{form.format(x["low"])}, {form.format(x["high"])}]' if 'low' in x else ''
+            cells.append(form.format(x['mean']) + interval)
         paired_rows.append([arm, str(found['nats']['n']), *cells])
     head = [heading for heading, _, _ in SHOWN.values()]
     parts = [markdown(['arm', 'seeds', *head, 'alarm'], means)]
-    parts += [markdown([f'minus {results["baseline"]}', 'seeds', *head], paired_rows)] if paired_rows else []
-    parts += [markdown(['arm: end of phase', *names], edges)] if edges else []
+    parts += [markdown([f'minus {results["baseline"]}', 'seeds', *(SHOWN[n][0] for n in compared)], paired_rows)] if paired_rows else []
+    parts += [markdown(['perplexity at the end of', *sources], edges)] if edges else []
     return '\n\n'.join(parts + mechanism_tables(list(results['mechanism'].values())))
 
 
@@ -329,6 +332,7 @@ def draw(results, folder):
         for arm, (x, y) in lines.items():
             axes.plot(x, y, marker='.', label=arm)
         axes.set(xlabel=xlabel, ylabel=ylabel, yscale='log' if log else 'linear')
+        axes.xaxis.get_major_locator().set_params(integer=True)
         axes.grid(alpha=0.3)
         axes.legend(fontsize=7)
         figure.savefig(pathlib.Path(folder) / f'ablation_{name}.png', dpi=110)
@@ -375,7 +379,7 @@ def main(argv):
                 found.setdefault(arm, {})[seed] = collect(arm, seed, s)
         if not found:
             raise ValueError(f'{out}: no run is done yet; leave out --report')
-        results = dict(baseline=s['baseline'], source=s['source'], git=train.revision(), torch=str(torch.__version__), arms=found,
+        results = dict(baseline=s['baseline'], source=s['source'], torch=str(torch.__version__), arms=found,
                        differences=differences(found, s['baseline']),
                        mechanism={p.stem[10:]: rounded(json.loads(p.read_text())) for p in sorted(out.glob('mechanism_*.json'))})
         lines = json.dumps(results, ensure_ascii=False, indent=1)

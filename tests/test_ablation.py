@@ -1,6 +1,7 @@
 """The ablation: its statistics by hand, its runner on a shrunken comparison, and that the document says what was measured."""
 import json
 import random
+import types
 
 import pytest
 from conftest import refused
@@ -76,7 +77,7 @@ def test_what_the_runner_writes(small):
 
 def test_what_is_done_is_not_run_again_and_what_changed_is(small, monkeypatch):
     called = []
-    monkeypatch.setattr(ablation.subprocess, 'run', lambda command, **kw: called.append(command[1:]) or 1 / 0)
+    monkeypatch.setattr(ablation, 'subprocess', types.SimpleNamespace(run=lambda command, **kw: called.append(command[1:]) or 1 / 0))
     small[1]()
     assert not called
     with pytest.raises(ZeroDivisionError):
