@@ -71,6 +71,8 @@ def load(namespace, argv, paths=(), shares=()):
     shares: names that are taken from a training config, where the script is not train.py but is
     given one; the rest of such a file is passed over, and what was taken is told.
     """
+    if {'-h', '--help'} & set(argv):
+        manual(namespace['__file__'])
     defaults = {k: v for k, v in namespace.items() if k[0] != '_' and k == k.lower() and isinstance(v, PLAIN)}
     out, order = Settings(defaults), {}  # order: the place of the file that set a name
 
@@ -90,7 +92,7 @@ def load(namespace, argv, paths=(), shares=()):
     for file in files:
         line = chain(file)
         out.base = str(line[-2:][0][0])
-        training = shares and {n for _, settings in line for n in settings} & (settings_of('train.py') - set(defaults))
+        training = shares and {n for _, settings in line for n in settings} & (settings_of('train.py').keys() - set(defaults))
         for (path, settings), place in zip(line, places):
             for name, value in settings.items():
                 if not training or name in shares:
@@ -106,10 +108,21 @@ def load(namespace, argv, paths=(), shares=()):
 
 
 def settings_of(script):
-    """Names of the settings at another script's head, without running it."""
+    """{name: first line, last line} of the settings at a script's head, without running it."""
     body = ast.parse((REPO / script).read_text('utf-8')).body
-    return {t.id for node in body if isinstance(node, ast.Assign) for t in node.targets
+    return {t.id: (node.lineno, node.end_lineno) for node in body if isinstance(node, ast.Assign) for t in node.targets
             if isinstance(t, ast.Name) and t.id == t.id.lower()}
+
+
+def manual(script):
+    """Prints what --help is for: the script's docstring and, with their comments, the settings at its head."""
+    text, places = pathlib.Path(script).read_text('utf-8'), settings_of(script).values()
+    head = text.split('\n')[min(first for first, _ in places) - 1:max(last for _, last in places)]
+    if hasattr(signal, 'SIGPIPE'):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # piped into a reader that has enough
+    sys.stdout.reconfigure(errors='backslashreplace')  # Arabic must not fail in a C locale
+    print(ast.get_docstring(ast.parse(text)), '', 'Settings (--name=value):', '', *head, sep='\n')
+    sys.exit(0)
 
 
 def known(name, where, defaults):

@@ -1,6 +1,9 @@
 import json
 import os
 import pathlib
+import re
+import runpy
+import signal
 import subprocess
 import sys
 import time
@@ -378,6 +381,24 @@ def test_a_training_config_is_read_for_what_is_shared(capsys):
     load = configurator.load(mine, ['config/v5.py', '--ppl'], ('out_dir', 'data_dir'), ('out_dir', 'data_dir'))
     assert load == dict(out_dir=str(REPO / 'out/v5'), data_dir=str(REPO / 'data/v5'), seed=1, ppl=True)
     assert 'config/v5.py: a training config, read for out_dir=' in capsys.readouterr().out
-    assert {'lr', 'phases', 'neighbor_window'} <= configurator.settings_of('train.py')
+    assert {'lr', 'phases', 'neighbor_window'} <= configurator.settings_of('train.py').keys()
     with pytest.raises(SystemExit):
         configurator.load(mine, ['config/v5.py'])  # a script that shares nothing with it
+
+
+@pytest.mark.parametrize('script', sorted(p.name for p in configurator.REPO.glob('*.py') if 'configurator.load(' in p.read_text('utf-8')))
+def test_help_is_the_docstring_and_the_settings(script, monkeypatch, capfd):
+    monkeypatch.setattr(sys, 'argv', [script, 'config/none.py', '-h' if script == 'train.py' else '--help'])
+    monkeypatch.setattr(signal, 'signal', lambda *_: None)
+    with pytest.raises(SystemExit) as end:
+        runpy.run_path(str(REPO / script), run_name='__main__')
+    told, head = capfd.readouterr().out.split('Settings (--name=value):')
+    assert end.value.code == 0 and f'python {script}' in told
+    assert set(re.findall('^([a-z]\\w*) = ', head, re.M)) == set(configurator.settings_of(script))
+    assert 'def ' not in head and 'import ' not in head
+
+
+def test_help_in_a_c_locale():
+    env = os.environ | dict(LC_ALL='C', PYTHONUTF8='0', PYTHONCOERCECLOCALE='0')
+    done = subprocess.run([sys.executable, REPO / 'eval.py', '--help'], env=env, capture_output=True)
+    assert done.returncode == 0 and not done.stderr and b'n_spans' in done.stdout
