@@ -12,6 +12,7 @@ difference of two arms is taken seed by seed (those called phase_… have phases
 compared among themselves). A run that was stopped goes on; one that is done is not run again.
 """
 import concurrent.futures
+import importlib.util
 import json
 import math
 import os
@@ -74,7 +75,7 @@ def run(arm, seed, s, threads):
     same = old.get('key') == key
     if same and 'figures' in old:
         return
-    done.write_text(json.dumps(dict(key=key)), 'utf-8')
+    keep(done, dict(key=key))
     resume = ['--resume'] if same and list(out.glob(encoder.NAMES)) else []
     env = os.environ | {'OMP_NUM_THREADS': str(threads)}
 
@@ -93,7 +94,14 @@ def run(arm, seed, s, threads):
          '--distances=1,2,3,5', '--eval_tokens=0', f'--json={figures}')
     found, = json.loads(figures.read_text('utf-8')).values()
     figures.unlink()
-    done.write_text(json.dumps(dict(key=key, figures=found)), 'utf-8')
+    keep(done, dict(key=key, figures=found))
+
+
+def keep(path, found):
+    """Writes JSON whole or not at all."""
+    temporary = path.with_suffix('.tmp')
+    temporary.write_text(json.dumps(found, ensure_ascii=False, indent=1) + '\n', 'utf-8')
+    os.replace(temporary, path)
 
 
 def final(out, settings):
@@ -354,6 +362,9 @@ def main(argv):
     argv = [a.replace('--json', '--json_file', 1) if a.split('=')[0] == '--json' else a for a in argv]
     s = configurator.load(globals(), argv, paths=('out_dir', 'json_file', 'pictures'))
     with configurator.user_errors():
+        missing = [p for p in ('scipy', *(['matplotlib'] if s['pictures'] else [])) if not importlib.util.find_spec(p)]
+        if missing:
+            raise ValueError(f'{", ".join(missing)} is missing; pip install scipy matplotlib')
         there = sorted(p.stem for p in ARMS.glob('*.py') if p.stem != 'data')
         unknown = [a for a in (*s['arms'], s['baseline']) if a not in there]
         if unknown:
@@ -363,7 +374,7 @@ def main(argv):
         asked = [(arm, int(seed)) for seed in s['seeds'] for arm in s['arms'] or there]
         for seed in map(int, s['seeds'] if s['mechanism'] and not s['report'] else ()):
             found = dict(frozen=frozen(seed, s), routes={arm: routes(arm, seed, s) for arm in ('offset_emb', 'projection')})
-            (out / f'mechanism_{seed}.json').write_text(json.dumps(found), 'utf-8')
+            keep(out / f'mechanism_{seed}.json', found)
         if not s['report'] and not s['mechanism']:
             jobs = s['jobs'] or (1 if torch.cuda.is_available() else cores)
             with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
@@ -382,8 +393,7 @@ def main(argv):
         results = dict(baseline=s['baseline'], source=s['source'], torch=str(torch.__version__), arms=found,
                        differences=differences(found, s['baseline']),
                        mechanism={p.stem[10:]: rounded(json.loads(p.read_text())) for p in sorted(out.glob('mechanism_*.json'))})
-        lines = json.dumps(results, ensure_ascii=False, indent=1)
-        pathlib.Path(s['json_file']).write_text(lines + '\n', 'utf-8')
+        keep(pathlib.Path(s['json_file']), results)
         print(tables(results))
         if s['pictures']:
             draw(results, s['pictures'])
