@@ -284,8 +284,9 @@ def tables(results):
     for arm, runs in results['arms'].items():
         if arm.startswith('phase_'):
             phases = [r['edges'] for r in runs.values()]
-            edges += [[f'{arm}: {phase}'] + [f'{statistics.mean(p[phase][n] for p in phases):.1f}' for n in sources]
-                      for phase, sources in phases[0].items()]
+            held_out = list(phases[0]['stable'])
+            edges += [[f'{arm}: {phase}'] + [f'{statistics.mean(p[phase][n] for p in phases):.1f}' for n in held_out]
+                      for phase in phases[0]]
             continue
         cells = []
         for name, (_, _, form) in SHOWN.items():
@@ -305,7 +306,7 @@ def tables(results):
     head = [heading for heading, _, _ in SHOWN.values()]
     parts = [markdown(['arm', 'seeds', *head, 'alarm'], means)]
     parts += [markdown([f'minus {results["baseline"]}', 'seeds', *(SHOWN[n][0] for n in compared)], paired_rows)] if paired_rows else []
-    parts += [markdown(['perplexity at the end of', *sources], edges)] if edges else []
+    parts += [markdown(['perplexity at the end of', *held_out], edges)] if edges else []
     return '\n\n'.join(parts + mechanism_tables(list(results['mechanism'].values())))
 
 
