@@ -45,7 +45,7 @@ def alarms(looks, window):
     ratios = [near / far for near, far, *_ in armed]
     if len(ratios) == PATIENCE and max(ratios) < FLAT and ratios[-1] < RISE * ratios[0]:
         found.append(f'two masks 1 apart get nearly one prediction ({armed[-1][0]:.2g} nats; {armed[-1][1]:.2g} at d = {window + 1}), '
-                     'and it does not mend: the trunk blends neighbors')
+                     f'for {PATIENCE} looks now: the trunk blends neighbors')
     return [f'(!) COLLAPSE: {x}. Set neighbor_head_kind=projection and a low neighbor_weight' for x in found]
 
 
