@@ -320,11 +320,12 @@ def mechanism_tables(found):
                 ('the best h + e_j', 'offset_emb'), ('the best W_j h', 'projection'))),
             ['the MLM head at the neighbor itself', f'{fit["goal"]:.3f}', '-']]
     steps = []
-    for arm, group in [(arm, g) for arm in found[0]['routes'] for g in found[0]['routes'][arm]['step']]:
+    for label, arm, group in (('the vectors e_j', 'offset_emb', 'heads'), ('the matrices W_j', 'projection', 'heads'),
+                              ('the trunk', 'projection', 'trunk'), ('the decoder', 'projection', 'decoder')):
         one = [x['routes'][arm] for x in found]
         cells = [[x['gradient'][part][group] for x in one] for part in ('mlm', 'neighbors')]
         moved = [[x['step'][group][part] for x in one] for part in ('neighbors', 'mlm')]
-        steps.append([f'{arm}: {group}', *(f'{statistics.mean(c):.3g}' for c in cells), *(f'{statistics.mean(c):+.4f}' for c in moved)])
+        steps.append([label, *(f'{statistics.mean(c):.3g}' for c in cells), *(f'{statistics.mean(c):+.4f}' for c in moved)])
     return [markdown(['a neighbor predicted from', 'nats', 'distance from h'], rows),
             markdown(['one step of', 'gradient of MLM', 'of neighbors', 'Δ neighbors, nats', 'Δ MLM, nats'], steps)]
 
