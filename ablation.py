@@ -30,6 +30,7 @@ import configurator
 import eval as evaluation
 import model as encoder
 import objectives
+import plan
 import train
 
 arms = []                           # names of files in config/ablation; none: all
@@ -210,6 +211,18 @@ def routes(arm, seed, s, steps=8):
         found['step'][moved] = {part: loss(part) - before[part] for part in before}
     return found
 
+
+def walk(seed, s):
+    """How long the vectors of `offset_emb` have become, and how long steps of AdamW, each about lr in every element,
+    would have made them: all in one direction, or each at random."""
+    settings = settings_of('offset_emb', seed, s)[0]
+    saved = encoder.read(final(pathlib.Path(s['out_dir']) / f'offset_emb_{seed}', settings), ('ema',))
+    rates = np.array([plan.lr_at(step, saved['settings'], saved['step']) for step in range(saved['step'])])
+    vectors = saved['ema']['objective.heads.weight']                          # (J, d)
+    width = vectors.shape[1] ** 0.5
+    return dict(norm=vectors.norm(dim=1).tolist(), straight=width * float(rates.sum()),
+                at_random=width * float((rates ** 2).sum() ** 0.5))
+
 # -------------------------------------------------------------------------------------- figures
 
 
@@ -240,12 +253,12 @@ def collect(arm, seed, s):
     key = {name: key.format(s['source']) for name, (_, key, _) in SHOWN.items()}
     return dict(figures={name: rounded(found[k]) for name, k in key.items() if found.get(k) is not None},
                 counts={k.split('/')[-1]: v for k, v in found.items() if k.endswith('.n') and 'heads' not in k},
-                curve={k: [rounded(x) for x in v] for k, v in curve.items()}, edges=edges, alarm=rings[0] if rings else None)
+                curve=rounded(curve), edges=edges, alarm=rings[0] if rings else None)
 
 
 def rounded(x):
-    if isinstance(x, dict):
-        return {k: rounded(v) for k, v in x.items()}
+    if isinstance(x, (dict, list)):
+        return {k: rounded(v) for k, v in x.items()} if isinstance(x, dict) else [rounded(v) for v in x]
     return float(f'{x:.5g}') if isinstance(x, float) else x
 
 
@@ -375,7 +388,8 @@ def main(argv):
         out.mkdir(parents=True, exist_ok=True)
         asked = [(arm, int(seed)) for seed in s['seeds'] for arm in s['arms'] or there]
         for seed in map(int, s['seeds'] if s['mechanism'] and not s['report'] else ()):
-            found = dict(frozen=frozen(seed, s), routes={arm: routes(arm, seed, s) for arm in ('offset_emb', 'projection')})
+            found = dict(frozen=frozen(seed, s), routes={arm: routes(arm, seed, s) for arm in ('offset_emb', 'projection')},
+                         walk=walk(seed, s))
             keep(out / f'mechanism_{seed}.json', found)
         if not s['report'] and not s['mechanism']:
             jobs = s['jobs'] or (1 if torch.cuda.is_available() else cores)

@@ -1,4 +1,4 @@
-"""v6 in small, on the demo's text: projection heads, Muon, local and global attention, WSD, EMA.
+"""The repaired objective in small, on the demo's text: projection heads (weight 0.25), Muon, local and global attention, WSD, EMA.
 
     torchrun --standalone --nproc_per_node=2 train.py config/tiny.py          # make demo runs this
 

@@ -1,6 +1,7 @@
 """The ablation: its statistics by hand, its runner on a shrunken comparison, and that the document says what was measured."""
 import json
 import random
+import statistics
 import types
 
 import pytest
@@ -103,3 +104,23 @@ def test_differences_are_of_seeds_that_both_have():
 def test_mistakes(monkeypatch, capsys, tmp_path):
     assert 'no typo in config/ablation' in refused('ablation.py', monkeypatch, capsys, '--arms=typo', f'--out_dir={tmp_path}')
     assert 'no run is done yet' in refused('ablation.py', monkeypatch, capsys, '--report', f'--out_dir={tmp_path}/new')
+
+
+def test_the_document_says_what_was_measured():
+    """docs/POSTMORTEM_v5.md holds the tables of docs/ablation.json to the letter, and what it claims is so."""
+    results = json.loads((REPO / 'docs/ablation.json').read_text('utf-8'))
+    page = (REPO / 'docs/POSTMORTEM_v5.md').read_text('utf-8')
+    assert all(table in page for table in ablation.tables(results).split('\n\n'))
+    arms, apart = results['arms'], results['differences']
+
+    def mean(arm, name):
+        return statistics.mean(run['figures'][name] for run in arms[arm].values())
+    assert all(len(arms[arm]) >= 5 for arm in (*ARMS, 'projection'))
+    assert mean('offset_emb', 'd1') < mean('offset_emb', 'd3') / 10 and mean('offset_emb', 'd2') < mean('offset_emb', 'd3') / 3
+    assert all(mean('offset_emb', d) < mean('mlm', d) / 5 for d in ('d1', 'd2'))
+    assert mean('offset_emb', 'agreement') > 5 * mean('mlm', 'agreement') and apart['offset_emb']['nats']['low'] > 0.5
+    assert apart['projection_w01']['nats']['high'] < 0.03 and apart['projection_w01']['span3']['high'] > 0
+    assert all(mean('projection_w01', d) > 0.8 * mean('mlm', d) for d in ('d1', 'd2'))
+    assert all(run['alarm'] <= 120 for run in arms['offset_emb'].values())
+    assert not any(run['alarm'] for arm in ('mlm', 'projection_w01') for run in arms[arm].values())
+    assert {run['counts']['span3.n'] for arm in ARMS for run in arms[arm].values()} == {2000}

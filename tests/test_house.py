@@ -28,7 +28,7 @@ MAY_IMPORT = {  # of the files beside it
     'train': {'model', 'muon', 'objectives', 'data', 'plan', 'eval', 'alarm', 'configurator'},
     'eval': {'model', 'objectives', 'data', 'configurator'},
     'alarm': {'eval'},
-    'ablation': {'alarm', 'model', 'objectives', 'eval', 'train', 'configurator'},
+    'ablation': {'alarm', 'model', 'objectives', 'plan', 'eval', 'train', 'configurator'},
     'corpus': {'data'},
     'prepare': {'corpus', 'data', 'decontaminate', 'configurator'},
     'demo_text': {'configurator'},
