@@ -1,4 +1,4 @@
-"""The projection at a quarter of the weight: what config/v6.py takes.
+"""The projection at a quarter of the weight.
 
     python train.py config/ablation/projection_w025.py
 
