@@ -316,13 +316,13 @@ class Run:
         return dict(loss=self.objective.total(means), **means)
 
     def evaluate(self):
-        """→ held-out figures of every source, and those of `alarm.watch` over the sources trained on; under the
-        EMA weights, the work shared by all ranks."""
+        """→ held-out figures of every source, and those of `alarm.watch` on the sources trained on (on all, where
+        nothing of them is held out), under the EMA weights, the work shared by all ranks."""
         self.check_gradient()
         chars = evaluation.characters(Tokenizer.from_str(self.tokenizer))
         predict, length = evaluation.predictor(self.model), min(self.s['seq_len'], 1024)
         pieces = {name: list(source.pieces(length, self.s['eval_tokens'])) for name, source in self.held_out.items()}
-        own = [piece for name in self.sources for piece in pieces.get(name, [])]
+        own = [piece for n in [n for n in self.sources if n in pieces] or pieces for piece in pieces[n]]  # or anyone's
         self.swap_ema()
         with torch.compiler.set_stance('force_eager'):  # batches of every size: each would be compiled
             found = {name: evaluation.perplexity(predict, p, chars, ranks=self.ranks) for name, p in pieces.items()}

@@ -1,5 +1,6 @@
 """The alarm: when it rings on made-up looks, what it looks at, and what a run does when it rings."""
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -107,3 +108,13 @@ def test_a_run_stops_saved_and_remembers_its_looks(folder, tmp_path, blended):
 def test_a_run_without_a_watch(folder, tmp_path):
     run(folder, tmp_path / 'run', *NEIGHBORS, '--max_steps=2', '--watch_n=0')
     assert json.loads((tmp_path / 'run/log.jsonl').read_text().splitlines()[-1])['watch'] == {}
+
+
+def test_a_run_with_no_text_of_its_own_held_out_looks_at_all(folder, tmp_path):
+    data_dir = tmp_path / 'data'
+    shutil.copytree(folder, data_dir)
+    for path in [*(data_dir / 'heldout').glob('a_*'), *(data_dir / 'heldout').glob('b_*'), data_dir / 'report.json']:
+        path.unlink()
+    run(data_dir, tmp_path / 'run', *NEIGHBORS, '--max_steps=1')
+    last = log(tmp_path / 'run')[-1]
+    assert list(last['heldout']) == ['c'] and last['watch']['separation']['d1']['n'] > 0
