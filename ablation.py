@@ -37,7 +37,7 @@ arms = []                           # names of files in config/ablation; none: a
 seeds = [1]
 jobs = 0                            # runs at once, each on its share of the cores; 0: one a core (with CUDA: one)
 out_dir = 'out/ablation'            # runs and their figures
-mechanism = False                   # instead: ask the runs that are done why (`frozen`, `routes`)
+mechanism = False                   # instead: ask the runs that are done why (`frozen`, `routes`, `walk`)
 report = False                      # run nothing: read what is there
 json_file = 'docs/ablation.json'    # every figure of every run
 pictures = 'docs'                   # folder of the plots; '': none
@@ -126,7 +126,8 @@ def loaded(arm, seed, path):
 def frozen(seed, s, tokens=400_000, epochs=3, rows=512):
     """What each kind of head can do for a trunk that does not bend: fitted to the finished baseline's hidden states,
     whose encoder and decoder stay as they are (so both fits are convex), and asked on held-out text. Nats per
-    neighbor, mean over the offsets, of: the hidden state itself; h + e_j; W_j h; and the MLM head at the neighbor."""
+    neighbor, mean over the offsets, of: the hidden state itself; h + e_j; W_j h; and the MLM head at the neighbor;
+    ratio: how far from h the fitted head of the first offset is."""
     at_end = final(pathlib.Path(s['out_dir']) / f'{s["baseline"]}_{seed}', settings_of(s['baseline'], seed, s)[0])
     run = loaded('projection', seed, at_end)
     model, offsets = run.model.requires_grad_(False), run.objective.offsets
@@ -140,7 +141,7 @@ def frozen(seed, s, tokens=400_000, epochs=3, rows=512):
                 goal = np.minimum(np.searchsorted(at, at + j), len(at) - 1)
                 there = at[goal] == at + j
                 x.append(h[there])                                            # (p, d) of the anchors
-                y.append(torch.as_tensor(gold[goal[there]]))                  # (p,) what stands j further on
+                y.append(torch.as_tensor(gold[goal[there]], device=h.device))  # (p,) what stands j further on
                 own.append(h[goal[there]])
         return [[torch.cat(part) for part in one] for one in found]
 
@@ -155,7 +156,7 @@ def frozen(seed, s, tokens=400_000, epochs=3, rows=512):
                fitted_on=sum(len(one[1]) for one in fit), asked_on=sum(len(one[1]) for one in held_out))
     for kind, lr in (('offset_emb', 3e-2), ('projection', 3e-3)):
         torch.manual_seed(seed)
-        heads = objectives.MLMNeighbors(run.s['hidden'], kind, len(offsets) // 2)
+        heads = objectives.MLMNeighbors(run.s['hidden'], kind, len(offsets) // 2).to(run.device)
         orders = [torch.cat([torch.randperm(len(y)) for _ in range(epochs)]).split(rows) for _, y, _ in fit]
         steps = min(map(len, orders))
         optimizer = torch.optim.Adam(heads.parameters(), lr)
