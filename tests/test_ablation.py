@@ -27,7 +27,7 @@ def small(tmp_path_factory):
     (root / 'phrases.txt').write_text('\n'.join(lines), 'utf-8')
     prepare.prepare(configurator.load(vars(prepare), [f'--text={root}/phrases.txt', f'--out_dir={root}/data',
                                                       '--vocab_size=450', '--heldout=0.1', '--dedupe=False', '--workers=1']))
-    for arm in ARMS:
+    for arm in (*ARMS, 'projection'):
         (root / f'{arm}.py').write_text(f"""base = {str(REPO / f'config/ablation/{arm}.py')!r}
 data_dir = {str(root / 'data')!r}
 pinned = {{}}
@@ -74,6 +74,21 @@ def test_what_the_runner_writes(small):
     assert 'kl' not in results['arms']['mlm']['1']['figures'] and results['differences']['projection_w01']['nats']['n'] == 1
     assert again('--report') == results  # from what is there
     assert len(ablation.tables(results).split('\n\n')) == 2
+
+
+def test_the_mechanism(small):
+    """On a trunk that stays, vectors gain next to nothing and matrices much, in a fit and in one step; both begin alike."""
+    found = small[1]('--mechanism')['mechanism']['1']
+    fit, e, W = found['frozen'], *found['routes'].values()
+    assert fit['goal'] < fit['projection'] < fit['offset_emb'] < fit['h']
+    assert fit['h'] - fit['projection'] > 5 * (fit['h'] - fit['offset_emb'])
+    assert e['loss'] == W['loss'] and e['step']['trunk'] == W['step']['trunk'] and e['gradient']['mlm']['heads'] == 0
+    assert e['step']['heads']['mlm'] == 0 == W['step']['heads']['mlm']  # heads answer for neighbors only
+    assert W['step']['heads']['neighbors'] < 10 * e['step']['heads']['neighbors'] < 0
+    assert e['loss']['neighbors'] == pytest.approx(fit['h'], rel=0.15)  # another text, earlier weights, and the KL term
+    # 160 steps at about 3e-3 in each of 64 elements: warmup 20 · lr, plateau 80 · lr, decay about 13 · lr
+    assert found['walk']['straight'] == pytest.approx(8 * 3e-3 * 113, rel=0.02) and len(found['walk']['norm']) == 4
+    assert 0 < max(found['walk']['norm']) < found['walk']['straight']
 
 
 def test_what_is_done_is_not_run_again_and_what_changed_is(small, monkeypatch):
