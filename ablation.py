@@ -353,8 +353,9 @@ def draw(results, folder):
 
     def picture(name, xlabel, ylabel, lines, log=True):
         figure, axes = pyplot.subplots(figsize=(7, 4.2), layout='constrained')
-        for arm, (x, y) in lines.items():
-            axes.plot(x, y, marker='.', label=arm)
+        axes.set_prop_cycle(color=pyplot.colormaps['tab20'].colors[::2] + pyplot.colormaps['tab20'].colors[1::2])
+        for arm, (x, y) in lines.items():  # dots: one seed only
+            axes.plot(x, y, '.-' if len(runs[arm]) > 1 else '.:', label=arm)
         axes.set(xlabel=xlabel, ylabel=ylabel, yscale='log' if log else 'linear')
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.grid(alpha=0.3)
