@@ -1,4 +1,4 @@
-"""The ablations' baseline, plain MLM, and all that its arms share: a 1.4 M encoder on classical hadith.
+"""The ablations' baseline, plain MLM, and all that its arms share: a 1.9 M encoder on classical hadith.
 
     python train.py config/ablation/mlm.py            # one run; python ablation.py runs all arms
 
