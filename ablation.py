@@ -386,10 +386,16 @@ def main(argv):
         unknown = [a for a in (*s['arms'], s['baseline']) if a not in there]
         if unknown:
             raise ValueError(f'arms: no {unknown[0]} in config/ablation (there are {", ".join(there)})')
+        prepared = pathlib.Path(configurator.load(vars(train), [str(ARMS / f'{s["baseline"]}.py')], ['data_dir'])['data_dir'])
+        if not s['report'] and not (prepared / 'report.json').exists():
+            raise ValueError(f'{prepared}: not there yet; python demo_text.py && python prepare.py config/ablation/data.py')
         out, cores = pathlib.Path(s['out_dir']), len(os.sched_getaffinity(0))
         out.mkdir(parents=True, exist_ok=True)
         asked = [(arm, int(seed)) for seed in s['seeds'] for arm in s['arms'] or there]
         for seed in map(int, s['seeds'] if s['mechanism'] and not s['report'] else ()):
+            unfinished = [a for a in (s['baseline'], 'offset_emb') if not final(out / f'{a}_{seed}', settings_of(a, seed, s)[0])]
+            if unfinished:
+                raise ValueError(f'{out}/{unfinished[0]}_{seed}: not run to its end yet; run it, without --mechanism')
             found = dict(frozen=frozen(seed, s), routes={arm: routes(arm, seed, s) for arm in ('offset_emb', 'projection')},
                          walk=walk(seed, s))
             keep(out / f'mechanism_{seed}.json', found)
@@ -398,6 +404,8 @@ def main(argv):
             with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
                 waiting = {pool.submit(run, arm, seed, s, max(cores // jobs, 1)): (arm, seed) for arm, seed in asked}
                 for i, done in enumerate(concurrent.futures.as_completed(waiting), 1):
+                    if done.exception():
+                        pool.shutdown(cancel_futures=True)  # those that run go on to their end, no other begins
                     done.result()
                     arm, seed = waiting[done]
                     print(f'{i} of {len(asked)} runs: {arm}, seed {seed}', flush=True)

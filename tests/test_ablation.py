@@ -116,6 +116,18 @@ def test_differences_are_of_seeds_that_both_have():
     assert found == dict(b=dict(nats=dict(mean=0.5, n=1)))
 
 
+def test_what_is_missing_is_told(small, monkeypatch, capsys, tmp_path):
+    def line(call):
+        with pytest.raises(SystemExit) as end:
+            call()
+        assert end.value.code == 2
+        return capsys.readouterr().err
+    assert 'mlm_7: not run to its end yet' in line(lambda: small[1]('--mechanism', '--seeds=7'))
+    (tmp_path / 'mlm.py').write_text(f"data_dir = {str(tmp_path / 'none')!r}")
+    monkeypatch.setattr(ablation, 'ARMS', tmp_path)
+    assert 'prepare.py config/ablation/data.py' in line(lambda: ablation.main(['--arms=mlm', f'--out_dir={tmp_path}']))
+
+
 def test_mistakes(monkeypatch, capsys, tmp_path):
     assert 'no typo in config/ablation' in refused('ablation.py', monkeypatch, capsys, '--arms=typo', f'--out_dir={tmp_path}')
     assert 'no run is done yet' in refused('ablation.py', monkeypatch, capsys, '--report', f'--out_dir={tmp_path}/new')
